@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.diagnosis.confidence import confidences, share_right
+from legroom.diagnosis.confidence import confidences, diagnosis_accuracy
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
@@ -43,7 +43,7 @@ def test_what_a_person_wrote_moves_the_odds_of_all_causes() -> None:
 def test_a_placed_failure_is_surer_than_a_bare_line() -> None:
     bare, placed = diagnosis(BARE), diagnosis(FRAME + BARE)
     assert (bare.rests_on, placed.rests_on) == ("unplaced_oom", "placed_oom")
-    assert bare.findings[0].confidence == share_right("unplaced_oom") < placed.findings[0].confidence
+    assert bare.findings[0].confidence == diagnosis_accuracy("unplaced_oom") < placed.findings[0].confidence
 
 
 def test_a_message_of_vllm_is_surer_than_a_failed_allocation() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
-from legroom.diagnosis.confidence import share_worked
+from legroom.diagnosis.confidence import first_fix_success_rate
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import read_log
@@ -189,7 +189,7 @@ def test_memory_that_the_plan_does_not_explain_is_said_and_the_fix_is_less_sure(
     assert found.cause == "cudagraph_capture_oom" and found.fixes[0].plan is not None
     assert ("The plan does not explain 7." in found.why) == (not is_explained)
     ground = "plan" if is_explained else "experience"
-    assert found.fixes[0].confidence == share_worked(ground)
+    assert found.fixes[0].confidence == first_fix_success_rate(ground)
 
 
 def test_sizes_in_prose_are_the_shortage() -> None:

@@ -77,7 +77,7 @@ class ComposeService:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        """The place of a flag change: an override file beside the Compose file, with its present content."""
+        """An override file beside the Compose file, with its present content."""
         await self._command_words()
         return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 

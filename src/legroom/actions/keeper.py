@@ -21,7 +21,7 @@ from legroom.process_table import descendants, process_start_ticks, process_titl
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
-def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str]) -> None:
+def run_until_all_ended(control_fd: int, leftover_grace_s: float, words: list[str]) -> None:
     """Runs the server until none of its descendants is left, which are killed `leftover_grace_s` after its end, or at
     once when legroom sends `kill` or dies."""
     adopt_orphans()
@@ -32,20 +32,20 @@ def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str])
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_IGN)
-    server = _execute_server(words, control)
+    server = _execute_server(words, control_fd)
     if server:
         # With the keeper's output at /dev/null, the pipes close when the server's processes have ended.
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         os.close(nothing)
-        _write_control(control, f"pid {server}")
-        _relay_until_exit(control, server, ended, leftover_grace_s)
-    _write_control(control, "gone")
+        _write_control(control_fd, f"pid {server}")
+        _relay_until_exit(control_fd, server, ended, leftover_grace_s)
+    _write_control(control_fd, "gone")
 
 
-def _execute_server(words: list[str], control: int) -> int:
-    """Executes the server; returns its pid, or 0 on failure."""
+def _execute_server(words: list[str], control_fd: int) -> int:
+    """Starts the server in a process group of its own; its pid, or 0 after it sent `failed ERRNO` to legroom."""
     failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
     pid = os.fork()
@@ -59,7 +59,7 @@ def _execute_server(words: list[str], control: int) -> int:
             die_with_parent()
             if os.getppid() != keeper:
                 os._exit(127)  # the keeper died before PR_SET_PDEATHSIG took effect
-            os.close(control)
+            os.close(control_fd)
             os.execvp(words[0], words)
         except OSError as error:
             os.write(failing, str(error.errno or 1).encode())
@@ -71,19 +71,19 @@ def _execute_server(words: list[str], control: int) -> int:
     if not reason:
         return pid
     os.waitpid(pid, 0)
-    _write_control(control, f"failed {reason}")
+    _write_control(control_fd, f"failed {reason}")
     return 0
 
 
-def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
-    """Passes legroom's signals to the server until it ends (`ended` is readable) or legroom dies; kills the rest."""
+def _relay_until_exit(control_fd: int, server: int, ended_fd: int, leftover_grace_s: float) -> None:
+    """Passes legroom's signals to the server until it ends (`ended_fd` is readable) or legroom dies; kills the rest."""
     pending = b""
     while True:
-        readable, _, _ = select.select([control, ended], [], [])
-        if control in readable:
+        readable, _, _ = select.select([control_fd, ended_fd], [], [])
+        if control_fd in readable:
             received = b""
             with contextlib.suppress(OSError):
-                received = os.read(control, 4096)
+                received = os.read(control_fd, 4096)
             if not received:
                 break  # legroom is dead
             pending += received
@@ -94,12 +94,12 @@ def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: f
                     leftover_grace_s = 0.0  # processes that this scan missed get no grace either
                 elif line.startswith(b"signal "):
                     os.kill(server, int(line[7:]))  # not reaped yet, so the pid is still its own
-        if ended in readable:
-            os.read(ended, 4096)
+        if ended_fd in readable:
+            os.read(ended_fd, 4096)
             status = reap().get(server)
             if status is not None:
-                _write_control(control, f"exit {status}")
-                _wait_until_empty(leftover_grace_s, control)
+                _write_control(control_fd, f"exit {status}")
+                _wait_until_empty(leftover_grace_s, control_fd)
                 break
     # Resource trackers end last, because they clean up after the others.
     kill_all_below(os.getpid(), is_resource_tracker)
@@ -107,20 +107,20 @@ def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: f
     kill_all_below(os.getpid())
 
 
-def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
+def _wait_until_empty(timeout_s: float, control_fd: int | None = None) -> None:
     """Waits until no descendant is left, the time is up, or legroom dies or sends a message."""
     until = time.monotonic() + timeout_s
     while descendants(os.getpid()) and time.monotonic() < until:
-        if control is not None and select.select([control], [], [], 0)[0]:
+        if control_fd is not None and select.select([control_fd], [], [], 0)[0]:
             return
         reap()
         time.sleep(0.02)
 
 
-def _write_control(control: int, text: str) -> None:
-    """Sends one line to legroom; ignored where legroom has died."""
+def _write_control(control_fd: int, text: str) -> None:
+    """Sends one line to legroom over the socket `control_fd`; ignored where legroom has died."""
     with contextlib.suppress(OSError):  # legroom has died; the next read shows it
-        os.write(control, text.encode() + b"\n")
+        os.write(control_fd, text.encode() + b"\n")
 
 
 def send_signal(pid: int, start_ticks: int, signum: int) -> bool:

@@ -53,7 +53,7 @@ class FlagChange:
 
 @dataclass(frozen=True)
 class Override:
-    """The place that a flag change was written to, and its content before (None: it did not exist)."""
+    """Where a flag change was written (a file, a workload), and the content before it (None: it did not exist)."""
 
     place: str
     before: str | None
@@ -87,7 +87,7 @@ class Platform(Protocol):
         """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""
 
     async def override_place(self) -> Override:
-        """The place of a flag change, with its present content. Raises `FlagsFixed` where there is none."""
+        """Where a flag change is to be written, with the content there now. Raises `FlagsFixed` where there is none."""
 
     async def write_flags(self, change: FlagChange) -> None:
         """Writes the change for the next restart."""
@@ -165,7 +165,7 @@ def forget_override(action_id: int, home: Path) -> None:
 
 
 async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """Sets the platform's number of servers if `act`; what was done, or would do it, in words. ActionFailed below 1."""
+    """What was done to run this number of servers, or with `act` false how to do it, in words. ActionFailed below 1."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):
@@ -180,7 +180,7 @@ async def scale(platform: Platform, replicas: int, act: bool) -> str:
 
 
 def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
-    """The values with these characters doubled, which escapes them in systemd, Compose and supervisord files."""
+    """The values with each character in `signs` doubled, which escapes it in systemd, Compose and supervisord files."""
     twice = str.maketrans({sign: sign * 2 for sign in signs})
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
 

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.forget is not None:
         return _forget_observations(args.forget, args.json)
     if args.logs[:1] in (["export"], ["import"]):
-        return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
+        return _transfer_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
     starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
@@ -163,8 +163,8 @@ def _forget_observations(key: str, as_json: bool) -> int:
     return OK
 
 
-def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
-    """Exports observations as files into a folder, or imports such files; 1 for none. `verb`: export or import."""
+def _transfer_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
+    """Exports observations as JSON files into a folder, or imports such files; exit status 1 for none."""
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
     public: dict[str, Any] = {}

@@ -22,7 +22,7 @@ _ROWS_PER_GROUP = 10_000
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Yields a function that takes the finished share (0 to 1) and, after a second, draws it on a terminal's stderr."""
+    """Yields a function that takes the finished fraction (0 to 1) and, after 1 s, draws it on a terminal's stderr."""
     began = drawn_at = time.monotonic()
 
     def draw(share: float) -> None:
@@ -53,7 +53,7 @@ def print_answer(as_json: bool, document: Any, text: str | Callable[[Style], str
 
 
 def print_text(text: str | Callable[[Style], str]) -> None:
-    """Prints a text, or what a function makes of stdout's style: its width, and whether it has colours."""
+    """Prints a text; or what the function returns for stdout's style, which is its width and whether it has colours."""
     from legroom.drawing.terminal import style_of
 
     sys.stdout.write(text if isinstance(text, str) else text(style_of(sys.stdout)))

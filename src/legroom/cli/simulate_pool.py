@@ -42,15 +42,15 @@ class PoolChoice:
 
     @property
     def gpu(self) -> str:
-        """The card's name, as given or as the file names it; empty where the pool is a number of blocks."""
+        """The card's name, as given or as the file names it; empty where --blocks gives the pool's size."""
         return "" if self.deployment is None else described_machine(self.args, self.deployment).gpu
 
     def plan(self) -> Plan | None:
-        """The plan of the server; None where the pool is a number of blocks."""
+        """The plan of the server; None where --blocks gives the pool's size."""
         return None if self.deployment is None else _plan_with_flags(self.args, self.deployment, {})
 
     def candidates(self) -> list[Candidate]:
-        """Every combination of the searched flags with which vLLM starts."""
+        """The settings to replay: every combination of the searched flags with which vLLM starts."""
         given = {name for name in _PLANNED if getattr(self.args, name) is not None}
         searched = dict(SEARCHED)
         if self.deployment is not None:
@@ -134,7 +134,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
-    """Steps of --step-ms each; None for a trace in steps; raises if the trace needs seconds."""
+    """The step cost by --step-ms; None for a trace counted in steps. LegroomError if the trace needs seconds."""
     if args.step_ms is not None:
         return fixed_cost(args.step_ms / 1000)
     if trace.in_seconds:
@@ -144,7 +144,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
-    """The deployment's plan on the described machine, with the command line's flags and these applied."""
+    """The deployment's plan on the described machine, with `flags` (by Python name) over the command line's own."""
     from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
@@ -194,7 +194,7 @@ def _planned_settings(
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str, Any]) -> SchedulerSettings:
-    """The scheduler settings of these fields and the options; max_model_len defaults to the trace's longest."""
+    """The scheduler settings of `fields` (by name) and the options; max_model_len defaults to the trace's longest."""
     fields = dict(fields)
     if fields.get("max_model_len") is None:
         fields["max_model_len"] = trace.longest

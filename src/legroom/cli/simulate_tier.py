@@ -121,7 +121,7 @@ def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
 
 
 def _tier_options(text: str, words: str) -> dict[str, Any]:
-    """The options after the size in --tier, by name and parsed; raises for an unknown one."""
+    """Name -> parsed value of the options after the size in --tier; LegroomError for an unknown one."""
     options: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         name, value = word.split("=")

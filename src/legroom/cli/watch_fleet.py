@@ -41,7 +41,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
-    """PromQL by the name of the figure it returns (KV use, demand ...), over a window in seconds."""
+    """Name of a figure (KV use, demand ...) -> its PromQL over a window in seconds; `matchers` select the series."""
     window, step = duration(window_s), duration(60 * math.ceil(window_s / _MAX_EVALUATIONS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
@@ -92,7 +92,7 @@ def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> l
 
 
 def _group_key(labels: Mapping[str, str]) -> GroupKey:
-    """Model, pool and release of a series' labels: servers with equal keys form a group."""
+    """(model, node pool, release) of a series' labels: servers with equal keys form a group."""
     names = (_POOL_LABELS, _RELEASE_LABELS)
     pool, release = (next((labels[name] for name in each if labels.get(name)), UNKNOWN) for each in names)
     return GroupKey(labels.get("model_name", UNKNOWN), pool, release)

@@ -25,7 +25,7 @@ FAILING = ("failure", "host")
 
 
 def is_own_failure(item: Evidence) -> bool:
-    """Whether the line prints a failure, and not only that a process waited in vain for another that failed."""
+    """Whether the log line reports its process's own failure, not a wait that ended because another process failed."""
     return item.role in (*FAILING, "exception") and not item.is_warning and item.id != "rpc_timeout"
 
 
@@ -40,7 +40,7 @@ BOILERPLATE = ("ray_worker_died",)
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a server: the evidence of its log, its start-up, engine and machine."""
+    """One run of a server as its log shows it: the recognised lines, its start-up, engine and machine."""
 
     evidence: tuple[Evidence, ...]
     startup: Startup
@@ -70,24 +70,24 @@ class Case:
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
-        """Every evidence with one of these ids."""
+        """Every recognised line, in log order, that matched one of these message ids of `evidence.json`."""
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
 
     def first(self, *ids: str) -> Evidence | None:
-        """The first evidence with one of these ids."""
+        """The first line of the log that matched one of these message ids; None without one."""
         return next((evidence for evidence in self.evidence if evidence.id in ids), None)
 
     def last(self, *ids: str) -> Evidence | None:
-        """The last evidence with one of these ids."""
+        """The last line of the log that matched one of these message ids; None without one."""
         return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
 
     def number(self, id_: str, name: str) -> int | None:
-        """The integer fact `name` of the first evidence with this id; None where the log does not print it."""
+        """The integer fact `name` of the first line that matched this message id; None where it is not printed."""
         evidence = self.first(id_)
         return evidence.number(name) if evidence else None
 
     def has(self, *ids: str) -> bool:
-        """Whether there is evidence with one of these ids."""
+        """Whether a line of the log matched one of these message ids."""
         return self.first(*ids) is not None
 
     @property
@@ -107,7 +107,7 @@ class Case:
         return tuple(line for _, line in self.words.lines) if self.words is not None else ()
 
     def tells(self, words: re.Pattern[str]) -> bool:
-        """Whether a known line, or one that a person wrote, has these words."""
+        """Whether this pattern matches in a recognised line, or in one that a person wrote."""
         return any(map(words.search, (*(item.text for item in self.evidence), *self.written_lines)))
 
     @property
@@ -117,13 +117,13 @@ class Case:
 
     @property
     def failed_share(self) -> float:
-        """The lowest gpu_memory_utilization of which the text says that it failed, without another change; else 1."""
+        """The lowest gpu_memory_utilization that the text says failed, with nothing else changed; 1 where none did."""
         alone = (settings for settings, worked in self.reported if not worked and len(settings) == 1)
         return min((share for settings in alone if (share := settings.get("gpu_memory_utilization"))), default=1.0)
 
     @property
     def host_limit_bytes(self) -> int | None:
-        """The container's memory limit that the text names, in bytes: of limits and requests the larger; else None."""
+        """The container's memory limit in the text, in bytes: the larger of limits and requests; else None."""
         return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=0) or None
 
     @cached_property
@@ -208,17 +208,17 @@ class Case:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Bytes of the card (total, torch, other processes, free, requested) when the first allocation failed."""
+        """What the first failed allocation shows of the card: bytes in all, of torch, of others, free, requested."""
         return ledger_of(self.oom)
 
     @property
     def budget_bytes(self) -> float:
-        """The server's share (0.9 where not printed) of the card that the failed allocation names; 0 without one."""
+        """gpu_memory_utilization (0.9 where not printed) x the card's total in the OOM message; 0 without one."""
         return (self.startup.args.gpu_memory_utilization or 0.9) * (self.ledger.total_bytes or 0)
 
     @cached_property
     def block_pool_bytes(self) -> int | None:
-        """The KV pool by V0's block counts (CPU blocks fill swap_space, GPU blocks are as large); None without them."""
+        """V0's KV pool: GPU blocks x swap_space / CPU blocks, as both kinds are equally large; None without counts."""
         blocks, on_cpu = (self.number("kv_sized", name) for name in ("blocks_count", "cpu_blocks_count"))
         swap = self.startup.args.swap_space
         return round(blocks * (4 if swap is None else swap) * GIB / on_cpu) if blocks and on_cpu else None
@@ -290,7 +290,8 @@ class Case:
 
     @cached_property
     def site(self) -> str:
-        """Where the failing allocation was made, by traceback frames, else start-up steps; empty where unknown."""
+        """Code site of the failed allocation (`build`, `profile`, `kv`, `graph` ...), by traceback, else by start-up
+        steps or sizes; empty where unknown."""
         for site, _, frames in _SITES:
             if self.frames & frames:
                 return self._site_after_last_milestone(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
@@ -312,7 +313,7 @@ class Case:
         return "profile" if is_first and not (self.oom and self.oom.pools_bytes) else ""
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
-        """The site that follows the last logged start-up step; `otherwise` where none is logged."""
+        """The code site, as in `site`, that follows the last logged start-up step; `otherwise` where none is logged."""
         # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
         last = self.milestones[-1] if self.milestones else None
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"
@@ -374,7 +375,7 @@ class Case:
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
-    """The failed allocation of a black box, in exact bytes; None where it has no size or no allocator's state."""
+    """The failed allocation of a black box, placed at this log line; None without its size or an allocator's state."""
     request, card, allocator = record.request, record.card, record.allocator
     if request is None or request.wanted_bytes is None or allocator is None:
         return None
@@ -440,7 +441,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class HostTraits:
-    """Properties of the machine that change how its memory fails."""
+    """Properties of the machine or process that change how memory fails."""
 
     unified: bool = False
     """CPU and GPU share one memory."""
@@ -470,7 +471,7 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
 
 
 def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
-    """Unified memory, WSL, a training framework or an integrated GPU, by messages and card totals."""
+    """Whether there is unified memory, WSL, a training framework or an integrated GPU, by messages and total bytes."""
     items = tuple(evidence)
     ids = {item.id for item in items}
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]

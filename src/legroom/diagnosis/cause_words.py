@@ -37,13 +37,13 @@ _TITLE_COUNTS = 3
 
 @dataclass(frozen=True)
 class WordEvidence:
-    """How likely each cause makes the words that a person wrote, up to one factor, and the lines they stand on."""
+    """Likelihood of a person's words under each cause, up to a common factor, and the (number, text) of their lines."""
 
     likelihoods: Mapping[str, float]
     lines: tuple[tuple[int, str], ...]
 
     def proof(self, cause: str) -> Evidence:
-        """The line that points most to this cause; its fact `clause` quotes the part that does."""
+        """The line whose words favour this cause most; its fact `clause` quotes the part that does."""
         gains = _gains(self.vector, cause)
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
@@ -54,20 +54,20 @@ class WordEvidence:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """Each word of the lines and how often it stands there; a title counts several times."""
+        """How often each word stands in the lines; a word of the title counts several times."""
         title = self.lines[:1] * (_TITLE_COUNTS - 1) if len(self.lines) > 1 else ()
         return Counter(word for _, line in (*title, *self.lines) for word in words(line))
 
     @cached_property
     def vector(self) -> Mapping[str, float]:
-        """The known words and the concepts of the lines with their weights; empty where no word is known."""
+        """TF-IDF weights of the known words, and weights of the concepts (`%kv_full`); empty where none is known."""
         rarity = _classifier().rarity
         spoken_of = concepts("\n".join(line for _, line in self.lines))
         return description_vector(self.counts, spoken_of, rarity) if rarity.keys() & self.counts.keys() else {}
 
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
-    """What lines say that are neither commands nor printed by a program; None where words are few, unknown or a log."""
+    """Likelihoods of the causes by the lines that a person wrote; None for a log, or too few known words."""
     shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
     numbered = enumerate(sentence_lines(text.split("\n")), 1)
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
@@ -77,12 +77,12 @@ def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a text without their endings, with the parts of compound ones; quantities by their kind."""
+    """The stemmed words of a text, and the parts of compound ones; a quantity as its kind: `#gib`, `#number`."""
     return (stem for stem, _ in _spellings(text))
 
 
 def _spellings(text: str) -> Iterator[tuple[str, str]]:
-    """Each word as it is counted and as it is written."""
+    """Each word as (stem or kind of quantity, spelling in the text)."""
     for match in _TOKEN.finditer(text.lower()):
         kind, token = str(match.lastgroup), match[0]
         if kind == "unspaced":
@@ -95,19 +95,20 @@ def _spellings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _stem(word: str) -> str:
-    """The word without an ending of English grammar."""
+    """The word without its English inflection."""
     endings = (each for each in _ENDINGS if word.endswith(each) and len(word) - len(each) >= _SHORTEST_STEM)
     return word.removesuffix(next(endings, ""))
 
 
 @cache
 def _concepts() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(tag, pattern) of each concept in `evidence.json`."""
     table: Mapping[str, str] = read_data("evidence.json")["concepts"]
     return tuple((f"%{name}", re.compile(pattern)) for name, pattern in table.items())
 
 
 def concepts(text: str) -> tuple[str, ...]:
-    """What a text speaks of, in whichever words and language: `%release`, `%kv_full` (`evidence.json`)."""
+    """Concept tags of a text, such as `%kv_full`, whatever its wording or language, by patterns of `evidence.json`."""
     lowered = text.lower()
     return tuple(name for name, pattern in _concepts() if pattern.search(lowered))
 
@@ -115,7 +116,7 @@ def concepts(text: str) -> tuple[str, ...]:
 def description_vector(
     counts: Mapping[str, int], spoken_of: Sequence[str], rarity: Mapping[str, float]
 ) -> dict[str, float]:
-    """The known words of a text with weights by count and rarity, and its concepts with one weight each.
+    """TF-IDF weights of the words in `counts` that `rarity` knows, and one weight for each concept of `spoken_of`.
 
     Either part is a vector of length 1, less for few.
     """
@@ -147,7 +148,7 @@ def _classifier() -> _Classifier:
 
 
 def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
-    """How likely each cause makes these words and concepts, up to one factor."""
+    """Cause label -> likelihood of this word vector (word -> weight) under it, up to a common factor."""
     fitted = _classifier()
     columns = zip(
         *(tuple(share * weight for weight in fitted.weights[token]) for token, share in vector.items()), strict=True
@@ -157,7 +158,7 @@ def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
 
 
 def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
-    """How much each word and concept speaks for this cause rather than for the average cause."""
+    """Word or concept -> how much more it speaks for this cause than for the average of all causes."""
     fitted = _classifier()
     at = fitted.causes.index(cause)
     mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}
@@ -165,5 +166,5 @@ def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
 
 
 def _gain_of(line: str, gains: Mapping[str, float]) -> float:
-    """How much the words and concepts of one line speak for a cause."""
+    """The sum of the `gains` of the words and concepts in one line."""
     return sum(gains.get(token, 0.0) for token in {*words(line), *concepts(line)})

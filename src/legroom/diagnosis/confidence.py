@@ -21,7 +21,7 @@ _DISPUTED_STEPS = 2
 
 
 def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence for the likeliest cause; `strengths`: the causes', highest first."""
+    """The kind of evidence for the likeliest cause; `strengths`: those of all causes, highest first."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
@@ -49,21 +49,21 @@ FixGround = Literal["plan", "figures", "printed", "experience", "lookalike"]
 
 
 @cache
-def share_worked(ground: FixGround) -> float:
-    """The fraction of recorded first fixes on this ground that worked: (worked + 1) / (given + 2)."""
+def first_fix_success_rate(ground: FixGround) -> float:
+    """The fraction of recorded first fixes that worked, of those with this ground: (worked + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["fixes"][ground]
     return float((counts["worked"] + 1) / (counts["given"] + 2))
 
 
 @cache
-def share_right(kind: EvidenceKind) -> float:
+def diagnosis_accuracy(kind: EvidenceKind) -> float:
     """The fraction of recorded diagnoses on this kind of evidence that were right: (right + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["answers"][kind]
     return float((counts["right"] + 1) / (counts["given"] + 2))
 
 
 @cache
-def share_unnamed() -> float:
+def unnamed_cause_rate() -> float:
     """Of the recorded diagnoses whose first cause was wrong, the fraction that did not name the right one at all."""
     counts = read_data("diagnosis_confidence.json")["beside_wrong_firsts"]
     return float(counts["unnamed"] / (counts["named"] + counts["unnamed"]))
@@ -79,7 +79,7 @@ def confidences(
     """
     labels = [*strengths, *(label for label in likelihoods or () if label not in strengths)]
     named = sum(list(strengths.values())[1:])
-    unnamed = (1 - first) * (share_unnamed() if named else 1.0) if strengths else 1.0
+    unnamed = (1 - first) * (unnamed_cause_rate() if named else 1.0) if strengths else 1.0
     shares = {label: (1 - first - unnamed) * each / max(named, 1) for label, each in strengths.items()}
     shares |= dict.fromkeys(labels[:1] if strengths else (), first)
     each_unnamed = unnamed / max(len(labels) - len(strengths), 1)

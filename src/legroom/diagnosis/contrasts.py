@@ -26,13 +26,13 @@ def _words(name: str) -> re.Pattern[str]:
 
 @cache
 def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
-    """Names of features, the setting each is switched with, and its value without the feature."""
+    """(pattern of a feature's names, setting that switches it, its value without the feature) for each feature."""
     rows = read_data("evidence.json")["features"]
     return tuple((re.compile(rf"(?i)\b(?:{words})"), name, value) for words, name, value in rows)
 
 
 def contrasts(text: str, release: Release) -> Iterator[Contrast]:
-    """Each group of settings that a clause outside of logs and commands calls working or failing."""
+    """Each group of settings that a clause outside of logs and commands says the server started or failed with."""
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
     for sentence in setting_words("sentence").split(plain):
@@ -71,8 +71,8 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 
 
-def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
-    """Shares of the card, told without another setting, at which the run failed, and those that left no pool."""
+def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
+    """(gpu_memory_utilization values, told without another setting, that failed; those that left no KV pool)."""
     alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
     failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]
     starved = {share for share, where in failed if share and _words("starved").search(where)}
@@ -80,12 +80,12 @@ def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
 
 
 def is_attempt(clause: str) -> bool:
-    """Whether a clause tells of a change that was tried after the failure, in vain."""
+    """Whether a clause tells of a change that was tried in vain after the failure."""
     return bool(_words("attempt").search(clause))
 
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
-    """The settings of a clause with their values; a share without its flag counts where the text speaks of one."""
+    """The (setting, value) pairs of a clause; with `shares`, a bare fraction is a gpu_memory_utilization."""
     told = [(mention.name, mention.newest) for mention in mentions(clause)]
     yield from told
     for match in _words("mention").finditer(clause):
@@ -102,7 +102,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 
 
 def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(`tried NAME`, the direction or empty) of each setting that a clause says did not help, without its value."""
+    """(`tried NAME`, `lower`, `raise` or empty) of each setting that a clause says did not help, without its value."""
     for match in _words("tried").finditer(clause) if _words("in_vain").search(clause) else ():
         name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         if name not in valued:
@@ -110,7 +110,7 @@ def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
-    """(setting, its value when off, or None) that a clause says helped to leave out; eager mode as a setting on."""
+    """(setting, its value when off, or None) for each that a clause says to leave out; eager mode is (name, True)."""
     for match in _words("without").finditer(clause):
         rest = clause[match.end() :]
         if re.match(r"(?:it|that|this|them)\b", rest) and last_flag:
@@ -126,5 +126,5 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
 
 
 def _features_off(text: str) -> Iterator[tuple[str, Any]]:
-    """(setting, its value without the feature) for each feature with whose name the text begins."""
+    """(setting, its value without the feature) for each feature that the text begins with."""
     return ((name, value) for pattern, name, value in _features() if pattern.match(text))

@@ -66,13 +66,13 @@ def known_fix(name: str) -> Fix:
 
 
 def kinds_of_changes() -> Mapping[str, FixKind]:
-    """The kind of fix by the name of a planning lever, or of a memory setting that is changed."""
+    """Name of a planning lever, or of a memory setting -> the kind of fix that a change of it is."""
     return cast(Mapping[str, FixKind], read_data("diagnosis_texts.json")["fix_kinds"])
 
 
 def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
-    """The sentence `name` of `diagnosis_texts.json` on why a failure is of a cause, with `facts` filled in; the general
-    one for another name, and nothing for a fact that is missing."""
+    """The sentence `name` of `diagnosis_texts.json` that explains a failure, with `facts` filled in (empty if missing);
+    the general sentence for an unknown name."""
     texts = read_data("diagnosis_texts.json")["reasons"]
     return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
 
@@ -132,7 +132,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The evidence to show under a finding: without None and repetitions, the first six in the order of their lines."""
+    """The first six evidence lines to show under a finding, in log order, without None and repetitions."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

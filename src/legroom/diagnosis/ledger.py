@@ -54,7 +54,7 @@ class Ledger:
 
     @property
     def free_words(self) -> str:
-        """What was free, in words that hold where it is not printed."""
+        """`2.0 GiB were free`, or `less was free` where it is not printed."""
         return "less was free" if self.free_bytes is None else f"{gib(self.free_bytes)} were free"
 
     @property
@@ -96,14 +96,14 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
 
 
 def own_process_bytes(oom: TorchOom) -> int:
-    """Bytes of this process: the listed size nearest above what torch holds, the largest where that is not printed."""
+    """This process's bytes in torch's list of processes: the entry nearest above what torch holds, else the largest."""
     held = None if oom.torch_bytes is None else oom.torch_bytes + (oom.unallocated_bytes or 0)
     above = [size for size in oom.others_bytes if held is not None and size >= held - _ROUNDING_BYTES]
     return min(above) if above else max(oom.others_bytes)
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
-    """The planned ledger at "load" (end of loading), "profile" (profile run's peak) and "serving"."""
+    """The planned ledger by moment: `load` (end of loading), `profile` (profile run's peak) and `serving`."""
     weights, peak = layout.weights.bytes, layout.activation.bytes
     after_kv = weights + peak + max(layout.kv_cache.bytes, 0) + layout.cuda_graph.bytes
     others, own = layout.held_by_others_bytes, layout.non_torch.bytes + layout.outside.bytes

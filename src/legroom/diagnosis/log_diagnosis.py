@@ -12,7 +12,7 @@ from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import contrasts, failed_shares, is_attempt
+from legroom.diagnosis.contrasts import contrasts, failed_utilizations, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
@@ -24,7 +24,7 @@ from legroom.diagnosis.recorded_memory import (
     records_beside,
     with_record,
 )
-from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
+from legroom.diagnosis.told_failure import FEW_WORDS, WORD, description_evidence
 from legroom.diagnosis.told_settings import settings_of_rerun, values_in_vain
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.errors import LegroomError
@@ -74,7 +74,7 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
 
 
 def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
-    """Lines of commands, or headings of attempts, after the failure of an earlier one, if they fail too; else empty."""
+    """Line numbers at which another attempt begins (a command or heading) after one that failed, and fails too."""
     failures = [item.line for item in evidence if is_own_failure(item) or (item.number("available_bytes") or 1) <= 0]
     lines = text.split("\n") if len(failures) > 1 else []
     told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
@@ -102,7 +102,7 @@ def split_services(contents: LogContents) -> list[LogContents]:
 
 
 def _service_cases(contents: LogContents, source: str, lines: int, attempts: Sequence[int]) -> tuple[Case, ...]:
-    """The cases of every service; the last run of one has the last runs of the others as neighbours."""
+    """The cases of every service; the last case of each has the last runs of the others in `neighbours`."""
     runs = [cases for part in split_services(contents) if (cases := split_runs(part, source, lines, attempts))]
     last = [cases[-1].startup for cases in runs]
     return tuple(
@@ -113,7 +113,7 @@ def _service_cases(contents: LogContents, source: str, lines: int, attempts: Seq
 
 
 def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
-    """One case for every run, in the order of the log; at most the last 20. `attempts`: lines that begin another."""
+    """One case for every run, in log order, at most the last 20. `attempts`: numbers of lines that begin another."""
     starts = list(split_starts(contents.events))[-MAX_RUNS:] or ([[]] if attempts else [])
     if not starts:
         # A command or a failure alone is no report of a server.
@@ -136,7 +136,7 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
 
 
 def _tells_of_memory(told: WordEvidence | None) -> bool:
-    """Whether the words of a text that names no program are most likely those of a shortage of memory."""
+    """Whether a description that names no program most likely is of a shortage of memory."""
     if told is None:
         return False
     label = max(told.likelihoods, key=lambda each: told.likelihoods[each])
@@ -163,8 +163,8 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
     ]
 
 
-def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with failures that prose tells as failures where nothing printed is one; else without them."""
+def _promote_described_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence with a person's account as the failure where no printed line is one; else without it."""
     if any(map(is_own_failure, evidence)):
         return [item for item in evidence if item.role != "told"]
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
@@ -185,14 +185,14 @@ def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
     return sorted(kept if has_other else (*kept, *earlier), key=lambda item: item.line)
 
 
-def _adds_up(item: Evidence) -> bool:
-    """Whether a line does not say that more was free than the card has, or than was asked for: such is misread."""
+def _is_plausible(item: Evidence) -> bool:
+    """Whether the line's free bytes exceed neither the card's total nor the desired bytes."""
     free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
     return item.id != "free_below_desired" or free is None or free <= min(total or free, desired or free)
 
 
 def _with_false_oom(item: Evidence, is_of_objects: bool) -> Evidence:
-    """An XPU's refusal on a free card as the driver's failure, and an object of garbage length as one of ranks."""
+    """The evidence; as `false_oom` where an XPU refused on a free card, as `garbage_length` for an absurd size."""
     oom = parse_torch_oom(item) if item.id == "torch_oom" else None
     if is_of_objects and oom is not None and oom.wanted_bytes > (oom.total_bytes or math.inf):
         return replace(item, id="garbage_length")
@@ -207,10 +207,10 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     is_of_host = any(item.id in ("ray_node_memory", "host_ram_told") for item in items)
     own = [i for i in items if i.id != "torch_oom_unsized" or not is_of_host or _OF_CARD.search(i.text)]
     is_of_objects = any(item.id == "object_collective" for item in items)
-    own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _adds_up(item)]
+    own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _is_plausible(item)]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
-    evidence = _promote_told_failures(_demote_own_kills(_without_other_attempts(own)))
+    evidence = _promote_described_failures(_demote_own_kills(_without_other_attempts(own)))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )
@@ -239,7 +239,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         why = "this is a Kubernetes manifest, not a log"
         hint = "legroom lint FILE checks it, legroom plan --file FILE (on the page: Plan, Command) plans it"
         raise LegroomError(why, hint)
-    told = told_evidence(text, contents.evidence)
+    told = description_evidence(text, contents.evidence)
     contents.evidence = sorted((*contents.evidence, *told), key=lambda item: item.line)
     contents.words = word_evidence(text, contents.evidence)
     attempts = _attempts(text, contents.evidence)
@@ -263,7 +263,7 @@ def _is_manifest(text: str) -> bool:
 
 
 def _names_no_vllm(case: Case, text: str) -> bool:
-    """Whether sentences stand beside the failure and neither they nor the log's lines are vLLM's."""
+    """Whether there are sentences beside the failure, and neither they nor the log's lines name vLLM."""
     is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
     if is_known or case.traceback_frames or case.has("trainer") or prose("names_vllm").search(text):
         return False
@@ -321,7 +321,7 @@ def _with_pasted_command(
         for name, value in settings.items():  # the text gives another value than the default that failed
             if (given := getattr(args, name, None)) not in (None, value):
                 args, reported = replace(args, **{name: value}), [({name: given}, True), *reported]
-    failed, starved = failed_shares(told)
+    failed, starved = failed_utilizations(told)
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None
@@ -344,7 +344,7 @@ def _too_small_share(
 
 
 def _mismatch(args: ServeArgs, case: Case) -> int:
-    """How badly these flags match the printed length, share and ranks: 0 they do, 1 not known, 2 they cannot."""
+    """How badly flags fit the logged max_model_len, utilization and ranks: 0 they fit, 1 not known, 2 they cannot."""
     check = case.first("kv_bytes_short", "kv_tokens_short")
     length, share = check.number("max_model_len_count") if check else None, args.gpu_memory_utilization
     printed = (item.facts.get("utilization_ratio") for item in case.all("free_below_desired"))
@@ -404,7 +404,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
     """Logs ordered by when they failed; those without a failure come last, in the order given."""
 
     def key(reading: LogReading) -> tuple[bool, str]:
-        """Whether nothing was found, then the time of the failure as its line prints it."""
+        """(whether nothing was found, time of the failure as its line prints it)."""
         findings = reading.runs[0].findings if reading.runs else ()
         failure = reading.runs[0].case.first_failure if findings else None
         return not findings, failure.time if failure else ""

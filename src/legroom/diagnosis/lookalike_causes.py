@@ -43,7 +43,7 @@ def other_engine(case: Case) -> Evidence | None:
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
-    """The first non-memory failure in the log (errors before warnings) and its line; None unless of this cause."""
+    """(look-alike of a memory failure, its line) that comes first, errors before warnings; None if of another cause."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
@@ -60,7 +60,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 
 
 def _explains_errors(case: Case, stop: Evidence) -> bool:
-    """Whether a stop from outside (a signal) explains the later errors: nothing failed before it."""
+    """Whether a signal from outside, the line `stop`, explains the later errors: nothing failed before it."""
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
     dead = case.first("engine_dead")
     is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))

@@ -42,7 +42,7 @@ class MatchedLine(dict[str, str]):
 
 
 def _whole_pieces(line: MatchedLine) -> str:
-    """The sizes just below and above the one asked for that are a whole number of pieces, in bytes."""
+    """`N bytes (M pieces) or N2`: the sizes around the requested one that are multiples of the allocation unit."""
     unit = int(line["unit_count"])
     pieces = int(line["asked_count"]) // unit
     return f"{pieces * unit} bytes ({pieces} pieces) or {(pieces + 1) * unit}"
@@ -61,7 +61,7 @@ def _missing_package(line: MatchedLine) -> str | None:
 
 
 def _install_advice(line: MatchedLine) -> str:
-    """`pip install PACKAGE`, or the advice that legroom's table has in brackets in place of a package."""
+    """`pip install PACKAGE`, or the advice in legroom's table of packages where no installation helps."""
     package = _missing_package(line) or "PACKAGE"
     return package.strip("()") if package.startswith("(") else f"pip install {package}"
 
@@ -100,7 +100,7 @@ def _dotted_capability(which: str) -> Callable[[MatchedLine], str | None]:
 
 
 def _attention_backend_step(line: MatchedLine) -> str:
-    """Which attention backend to choose instead, by card and release."""
+    """A step: which attention backend to choose instead, by card and release."""
     known = line.planner.known
     capability = known.gpu.compute_capability if known.gpu else (0, 0)
     # FLASH_ATTN needs 8.0; FlashInfer runs from 7.5 on; before V1, xFormers served older cards.
@@ -126,7 +126,7 @@ def _timeout_step(line: MatchedLine) -> str:
 
 
 def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
-    """A function that says where a symbol or library comes from (part 0) or how to repair it (part 1)."""
+    """A function that says where a line's `kind`, symbol or library, is from (part 0) or how to repair it (part 1)."""
 
     def origin_text(line: MatchedLine) -> str:
         named = (line.get(key, "") for key in ("object", "library", "module"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.deployments.server_words import expand_variables
-from legroom.diagnosis.told_settings import OFF, SETTINGS, setting_words, stated_settings, told_names, with_setting
+from legroom.diagnosis.told_settings import OFF, SETTINGS, named_settings, setting_words, stated_settings, with_setting
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
@@ -37,7 +37,8 @@ def prose(name: str) -> re.Pattern[str]:
 def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
-    """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
+    """The command in the text that fits best by `mismatch` (0 is best), the last above the failure first, and its
+    settings; (None, the settings named in sentences) without a command."""
     values = dict(setting_words("assigned").findall(text))
     lines = expand_variables(expand_variables(text, values), values).split("\n")  # a value may name another variable
     commands = list(command_lines(lines))
@@ -70,7 +71,7 @@ def _deployment(line: str, release: Release | None) -> Deployment | None:
 
 
 def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """Each command that starts a server with its continued lines, and the numbers of its first and last line."""
+    """(first line number, last line number, command) of each command that starts a server, continued lines joined."""
     last, logged = 0, setting_words("logged")
     for number, line in enumerate(lines, 1):
         if number <= last or logged.search(line) or not _OPENING.search(line):
@@ -99,7 +100,7 @@ def sentence_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _not_logged(lines: list[str]) -> str:
-    """The text of the lines that neither vLLM nor Python wrote."""
+    """The lines that neither vLLM nor Python wrote, as one text."""
     logged = setting_words("logged")
     return "\n".join(line for line in lines if not logged.search(line))
 
@@ -119,7 +120,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
         start = plain.rfind("\n", 0, match.start()) + 1
         if re.match(r"[$#>]|\s*(?:-\s+)?[\"']?--|.*\bLLM\(|.*\bvllm\b", plain[start : match.start() + 2]):
             typed[name] = value
-        elif name not in told_names():
+        elif name not in named_settings():
             said.setdefault(name, set()).add(value)
     for name, values in said.items():
         if len(values) == 1:
@@ -147,7 +148,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
 
 
 def _named_models(plain: str) -> set[str]:
-    """The models that sentences name without their owner, also in words: `Llama 3.1 70B`; of one model the longest."""
+    """The models that sentences name, as written, `Llama 3.1 70B` too; of one model the longest spelling."""
     names = {re.sub(r"[ _]", "-", name) for name in prose("model_name").findall(plain)}
     ordered = sorted(sorted(names, reverse=True), key=len)
     models = {name: found for name in ordered if (found := find(name) or derived(name))}
@@ -185,7 +186,7 @@ def named_card(text: str) -> str | None:
 
 
 def _slice_of(name: str, plain: str) -> str:
-    """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
+    """The card that `plain` means by `name`: with the sizes it gives, a larger variant or a MIG slice (`20GiB`)."""
     size = re.search(rf"{re.escape(name)}[ ,(*x×-]{{1,2}}(\d{{2,3}})(?: ?G(?:i?B)?|(?<=-\d\d))\b", plain)
     card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
     sizes += [(size[1], "")] if size else []
@@ -195,7 +196,7 @@ def _slice_of(name: str, plain: str) -> str:
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
-    """Those of the lines that are nothing but flags, as one command; flags of other releases stay, unknown ones go."""
+    """The flags on lines of nothing but flags; those of other releases go to `others`, unknown ones are dropped."""
     text = " ".join(line.strip().lstrip("$#> ") for line in lines if setting_words("bare_flags").match(line))
     try:
         words = shlex.split(text.replace("\\", " "), comments=True)

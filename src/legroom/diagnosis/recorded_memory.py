@@ -26,14 +26,14 @@ _MAX_LOG_AGE_DIFFERENCE_S = 600.0
 
 
 def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """Whether the bytes are a black box rather than a log, and the same bytes again."""
+    """(whether the bytes are a black box rather than a log, the same bytes again)."""
     rest = iter(pieces)
     head = next(rest, b"")
     return is_record(head[:200]), chain((head,) if head else (), rest)
 
 
 def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
-    """The black box in these pieces; LegroomError, naming `source`, where they are none."""
+    """The black box in these pieces; LegroomError, naming `source`, where they are not one."""
     whole = b""
     for piece in pieces:
         whole += piece
@@ -89,7 +89,7 @@ def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
 
 
 def _has_type(kind: Any, value: Any) -> bool:
-    """Whether a value has the type that the flag takes; settings of a record are untrusted."""
+    """Whether a recorded value, which is untrusted, has the type that a flag of this `kind` takes."""
     kinds = get_args(kind) or (kind,)
     return type(value) in kinds or (type(value) is int and float in kinds)
 
@@ -103,7 +103,7 @@ def _known_card_name(name: str | None) -> str | None:
 
 
 def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox]]:
-    """Black boxes that lines of the log name and that can be read, and those printed into the log."""
+    """(line, black box) of each readable black box that a line of the log names or contains."""
     records = []
     for item in evidence:
         try:
@@ -136,7 +136,7 @@ def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
 
 
 def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
-    """The case with this black box attached."""
+    """The case with this black box attached, which the log names on this line."""
     return replace(case, black_box=record, black_box_line=line, startup=recorded_startup(record, case.startup))
 
 
@@ -178,7 +178,8 @@ def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[Memory
 
 
 def _steady_growth(points: list[tuple[float, int]]) -> RecordedGrowth | None:
-    """Growth of 256 MiB or more in which four of five steps do not fall and none is more than half of it; else None."""
+    """The growth of (time in s, bytes) points of 256 MiB or more, with four of five steps rising or level, and no step
+    more than half of it; else None."""
     if len(points) < _MIN_READINGS:
         return None
     growth = RecordedGrowth(points[0][1], points[-1][1], points[-1][0] - points[0][0])
@@ -204,7 +205,7 @@ def outside_growth_bytes(record: BlackBox) -> int:
 
 
 def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses a failure with enough free memory, but in no single piece; None otherwise."""
+    """Assesses a record, at this line, of enough free memory in no single piece; None otherwise."""
     oom, allocator = _failed_allocation(record), record.allocator
     size = _fragmented_bytes(record)
     if oom is None or allocator is None or not size:
@@ -228,7 +229,7 @@ def _fragmented_bytes(record: BlackBox) -> int:
 
 
 def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses a failure where other processes hold, or have just allocated, what was missing; None otherwise."""
+    """Assesses a record, at this line, of other processes that hold or just allocated what was missing; else None."""
     oom, size = _failed_allocation(record), _other_process_bytes(record)
     if oom is None or not size:
         return None
@@ -258,7 +259,7 @@ def _unexplained_bytes(record: BlackBox) -> int:
 
 
 def assess_leak(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses memory that grew from reading to reading until none was left; None otherwise."""
+    """Assesses a record, at this line, of memory that grew from reading to reading until none was left; else None."""
     growth = leak_growth(record)
     if growth is None:
         return None
@@ -281,7 +282,7 @@ def leak_growth(record: BlackBox) -> RecordedGrowth | None:
 
 
 def _strength_among_causes(record: BlackBox, size: int) -> Strength:
-    """How strongly the record shows a cause of `size` bytes: less where another recorded cause explains more."""
+    """How strongly the record shows a cause of `size` bytes: less where another accounts for more bytes."""
     growth = leak_growth(record)
     largest = max(_fragmented_bytes(record), _other_process_bytes(record), growth.bytes if growth else 0)
     return Strength.NAMED if size >= largest else Strength.POSSIBLE
@@ -293,7 +294,7 @@ def _oom_missing_bytes(oom: TorchOom) -> int:
 
 
 def assess_burst(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses one step that needed more than was free; None where another cause applies."""
+    """Assesses a record, at this line, of one step that needed more than was free; None for another cause."""
     oom, step = _failed_allocation(record), record.step
     if oom is None or step is None or _fragmented_bytes(record) or _other_process_bytes(record) or leak_growth(record):
         return None
@@ -340,6 +341,6 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
 
 
 def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
-    """Each fact of a record as text with its name and unit."""
+    """Each fact as text: `{"free_bytes": 1073741824}` is `free 1.0 GiB`; the pid is left out."""
     shown = {n: human_bytes(int(v)) if n.endswith("_bytes") else v for n, v in facts.items() if n != "pid"}
     return [f"{name.removesuffix('_bytes').replace('_', ' ')} {value}" for name, value in shown.items()]

@@ -24,19 +24,21 @@ Told = tuple[str, Role, str | None, re.Pattern[str]]
 
 @cache
 def _told(kind: str) -> tuple[Told, ...]:
-    """What people tell of this kind (`shortages`, `moments` ...), by `evidence.json`."""
+    """(message id, role, phase, pattern) for what people write, by kind: `shortages`, `moments`, `denials` ..."""
     rows = read_data("evidence.json")["told"][kind]
     return tuple((id_, cast(Role, role), phase, re.compile(words, re.ASCII)) for id_, role, phase, words in rows)
 
 
-def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
-    """What sentences say of a failure: the shortage where no program printed one, its moment, who shares the card."""
+def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
+    """Evidence in a person's sentences: the shortage where no program printed one, its moment, who shares the card."""
     plain = "\n".join(sentence_lines(text.split("\n")))
     sentences = _WRAPPED.sub(" ", plain)
     failures = [item for item in printed if is_own_failure(item)]
     shortages = list(_shortages(sentences)) if not failures else []
     anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
-    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in (*FAILED_ALLOCATIONS, "nccl_oom")]
+    anchors += [
+        _span_of_failure(item, sentences, plain) for item in failures if item.id in (*FAILED_ALLOCATIONS, "nccl_oom")
+    ]
     roles = {item.role for item in printed}
     moments = [] if "frame" in roles else _nearest_moments(sentences, anchors)
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
@@ -51,7 +53,7 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     # That a second server fails, a traceback without its error does not contradict.
     asked = () if failures or shortages or "told" in roles else (t for t in _told("questions") if t[2] or not is_failed)
     around += [(told, match) for told in asked if (match := told[3].search(sentences))]
-    if shares := _shares_of_commands(text):
+    if shares := _utilizations_of_commands(text):
         yield Evidence("several_servers", "platform", 1, "", is_told=True)
     if shares or (any(t[0] in ("neighbour_told", "several_servers") for t, _ in around) and (shares := _shares(text))):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
@@ -71,7 +73,7 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
 
 
 def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
-    """The first mention of each kind of shortage that the words before it do not deny, the special kinds first."""
+    """(row as in `_told`, first match) of each kind of shortage that is not denied; the special kinds first."""
     ((_, _, _, denial),) = _told("denials")
     taken: list[tuple[int, int]] = []
     in_ram: re.Match[str] | None = None
@@ -90,13 +92,13 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
 
 
 def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether an unnamed shortage stands in the sentence that speaks of RAM: then it is of RAM."""
+    """Whether a shortage of unnamed memory (`match`) is in the sentence of `in_ram`, so that it is of RAM."""
     between = in_ram.string[min(in_ram.end(), match.end()) : max(in_ram.start(), match.start())]
     return not re.search(r"[.!?\n。]", between) and not re.search(r"(?i)GPU|CUDA|VRAM|显存", between + match[0])
 
 
-def _shares_of_commands(text: str) -> list[str]:
-    """The shares of servers that the text's commands start beside each other on the same cards; one alone: none."""
+def _utilizations_of_commands(text: str) -> list[str]:
+    """gpu_memory_utilization of the servers that commands of the text start on the same cards; empty for one alone."""
     lines = dict.fromkeys(line for *_, line in command_lines(text.split("\n")))
     is_beside = any(line.endswith("&") for line in lines) and not any("_VISIBLE_DEVICES" in line for line in lines)
     found = [re.search(r"utilization[= ](\S+)", line) for line in lines if is_beside]
@@ -104,7 +106,7 @@ def _shares_of_commands(text: str) -> list[str]:
 
 
 def _shares(text: str) -> list[str]:
-    """The shares of the card in lines that speak of utilization, twice where both servers have it; one alone: none."""
+    """gpu_memory_utilization values in lines about it, twice where one is for both servers; empty for one alone."""
     ((_, _, _, share),), ((_, _, _, both),) = _told("shares"), _told("both")
     shown = {line.strip(" $#>`") for line in text.split("\n")}  # a command that is shown twice is of one server
     lines = [line for line in sorted(shown) if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
@@ -112,8 +114,8 @@ def _shares(text: str) -> list[str]:
     return found if 1 < len(found) < 5 else []
 
 
-def _place_of(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
-    """Where a printed failure stands among the sentences: its own words, else its whole line."""
+def _span_of_failure(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
+    """Start and end offset of a printed failure in `sentences`: of its words, else of its whole line."""
     before = plain.split("\n")[: printed.line]
     end = len("\n".join(before))
     start = end - len(before[-1])
@@ -122,7 +124,7 @@ def _place_of(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
 
 
 def _nearest_moments(sentences: str, anchors: list[tuple[int, int]]) -> list[tuple[Told, re.Match[str]]]:
-    """The moment of a start or of serving that is named nearest to a shortage; empty where none is near."""
+    """[row, match] of the start-up or serving moment nearest to one of the (start, end) anchors; [] if none is near."""
     near = [
         (max(start - match.end(), match.start() - end, 0), number, told, match)
         for start, end in anchors

@@ -36,7 +36,7 @@ def setting_words(name: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Mention:
-    """A setting that a text names, its values in their order, and where it stands."""
+    """A setting that a text names with a value: its values in their order, and its start and end offset."""
 
     name: str
     values: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Mention:
 
 @cache
 def _names() -> dict[str, tuple[str, str]]:
-    """Each spelling of a setting, with spaces for `-` and `_`, and its setting and kind of value."""
+    """Each way people write a setting, spaces for `-` and `_` -> (vLLM's Python name, kind of value as in `_value`)."""
     told: dict[str, dict[str, Any]] = read_data("evidence.json")["settings"]
     return {name: (setting, row["kind"]) for setting, row in told.items() for name in row["names"]}
 
@@ -79,7 +79,7 @@ def _mention_pattern() -> re.Pattern[str]:
 
 
 def mentions(text: str) -> Iterator[Mention]:
-    """Every setting that the text names with a value, in its order."""
+    """Every setting that the text names with a value, in the text's order."""
     for match in _mention_pattern().finditer(text):
         if match["ways"]:
             yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
@@ -97,7 +97,7 @@ def mentions(text: str) -> Iterator[Mention]:
 
 
 def stated_settings(text: str) -> dict[str, Any]:
-    """The settings of the run that failed by a text: no cure's value, and a trial's only where no other is stated."""
+    """Setting -> value in the failed run, by a text: no value that cured it; a trial's where no other is stated."""
     stated: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     for sentence in setting_words("sentence").split(text):
@@ -122,22 +122,22 @@ def stated_settings(text: str) -> dict[str, Any]:
 
 
 def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
-    """Each value of the lists, one setting a line, of which the text says below that none of them worked."""
+    """(setting, value) of each value in the text's lists, one setting a line, of which it says that none worked."""
     for line in (line for found in setting_words("in_vain").finditer(text) for line in found[1].split("\n")):
-        name = next((name for name in told_names() if name in line.replace("-", "_")), None)
+        name = next((name for name in named_settings() if name in line.replace("-", "_")), None)
         if name is not None and (listed := setting_words("list").search(line)):
             numbers = re.findall(r"\d+(?:\.\d+)?", listed[1])
             yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
 
 
 def settings_of_rerun(text: str) -> dict[str, Any]:
-    """The values that sentences set before the server was run again: those of the last run."""
+    """Setting -> value that sentences set before the server was run again: those of the last run."""
     again = filter(setting_words("run_again").search, setting_words("sentence").split(text))
     return {mention.name: mention.newest for sentence in again for mention in mentions(sentence)}
 
 
 def _is_cure(text: str, match: re.Match[str]) -> bool:
-    """Whether the line around a value says that it is with this value that the server runs."""
+    """Whether the line around a value says that the server runs with this value."""
     before, after = text[: match.start()], text[match.end() :]
     start = max(before.rfind(mark) for mark in "\n.,;(") + 1
     around = before[start:] + match[0] + re.split(r"[\n;,]|\. ", after, maxsplit=1)[0]
@@ -145,14 +145,14 @@ def _is_cure(text: str, match: re.Match[str]) -> bool:
 
 
 @cache
-def told_names() -> frozenset[str]:
+def named_settings() -> frozenset[str]:
     """The settings that have names in words."""
     return frozenset(setting for setting, _ in _names().values())
 
 
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
-    """The typed value; None where it is none of this kind of setting. `is_in_memory`: the words around it speak of
-    memory, so that a percentage is a share of the card."""
+    """The value as a number or word; None where it is not of `kind` (word, share, ranks, tokens ...).
+    `is_in_memory`: a percentage is a gpu_memory_utilization, as the words around it are about memory."""
     text = written.strip()
     if kind == "word":
         return text.lower() if re.fullmatch(_VALUES["word"], text) else None

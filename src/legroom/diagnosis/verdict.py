@@ -7,6 +7,7 @@ from typing import Literal
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.causes.weights_too_big import loads_with_ease
+from legroom.diagnosis.causes.weights_too_big import loads_with_ease
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
@@ -112,10 +113,10 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         for label, each in told.items()
         if not cause_of(label).is_ruled_out(planner)
     }
-    chances = confidences(strengths, share_right(kind), told)
+    chances = confidences(strengths, diagnosis_accuracy(kind), told)
     if told and verdict != "no problem found":
-        likely = _with_told_causes(likely, chances, case)
-        verdict, kind = _told_verdict(case, likely, chances), kind if strengths else "words"
+        likely = _with_described_causes(likely, chances, case)
+        verdict, kind = _description_verdict(case, likely, chances), kind if strengths else "words"
     findings = tuple(
         _make_finding(cause, assessment, chances[cause.label], planner, lever_of(wanted))
         for cause, assessment in likely
@@ -182,14 +183,14 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
         notes = (*held, other_engine_text(other.id, "en"), *meaning)
         return Diagnosis(case, "not understood", (), notes, other_engine=other.id)
     cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
-    finding = _make_finding(cause, assessment, share_right("lookalike"), planner, "")
+    finding = _make_finding(cause, assessment, diagnosis_accuracy("lookalike"), planner, "")
     note = f"This is of {other_engine_name(other.id)}, not of vLLM."
     findings = (replace(finding, dead_ends=()),)
     return Diagnosis(case, "not a memory problem", findings, (note,), rests_on="lookalike", other_engine=other.id)
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The MAX_FINDINGS strongest causes, strongest first; the plan rules some out and may add its own."""
+    """The MAX_FINDINGS strongest (cause, assessment), strongest first; the plan rules some out and may add its own."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()
@@ -207,16 +208,16 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
 
 
 def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
-    """The assessment above every other where the text says that the server starts without what this cause is about."""
+    """The assessment, above all others where the text says that the server starts with this cause's setting off."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
     return replace(assessment, strength=Strength.COMPARED) if is_told else assessment
 
 
-def _with_told_causes(
+def _with_described_causes(
     likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float], case: Case
 ) -> list[tuple[Cause, Assessment]]:
-    """The likeliest causes once the words of the description count, with those that only the words point to."""
+    """The likeliest causes by `chances` (label -> probability), each with its assessment or one by the words alone."""
     assert case.words is not None
     shown = {cause.label: assessment for cause, assessment in likely}
     first = next(iter(chances))
@@ -229,15 +230,15 @@ def _with_told_causes(
 
 
 def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
-    """Whether no printed failure, printed figure or plan shows the first cause, so that words are all there is."""
+    """Whether only the description's words show the first cause: no printed failure or figure, and no plan."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
     printed = ("milestone", "once", "stats", "need_told")
     return case.is_only_described and not is_planned and not any({item.role, item.id} & {*printed} for item in shown)
 
 
-def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
-    """The verdict on a description: its likeliest cause, or the question for more where that is not likely enough."""
+def _description_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
+    """The verdict on a description; `cause above` where even the first of `chances` is not likely enough."""
     first = likely[0][0]
     is_unread = first.is_memory if case.is_unnamed else first.domain == "other" and case.has("memory_told")
     if chances[first.label] < ASSERTED_CHANCE or is_unread:
@@ -246,7 +247,7 @@ def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: M
 
 
 def _with_assumed_place(finding: Finding) -> Finding:
-    """The finding, which says at what moment it holds."""
+    """The finding, its explanation prefixed with the phase it assumes, as the text shows none."""
     said = read_data("diagnosis_texts.json")["unplaced"].get(cause_of(finding.cause).phase, "")
     return replace(finding, why=f"{said} {finding.why}".lstrip())
 
@@ -258,7 +259,7 @@ def _planned_parts(layout: Layout) -> str:
 
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
-    """The failure that the run's plan predicts, where memory ran out and the text shows no place; else None."""
+    """The failure that the run's plan predicts, where memory ran out and the text does not show where; else None."""
     need, total = case.number("need_told", "need_bytes") or 0, planner.total_bytes
     if case.first_failure is None and total and need > total:
         why = reason("more_than_the_card", {"need": gib(need), "total": gib(total)})
@@ -304,7 +305,7 @@ def _neighbour_by_plan(case: Case, planner: FixPlanner) -> tuple[Cause, Assessme
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
-    """Lowers the strength of a cause whose evidence comes after the first failure by two steps."""
+    """The assessment, two steps weaker where its evidence comes after the first failure."""
     first = case.first_failure
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
@@ -318,7 +319,7 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
 
 
 def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
-    """The usual cause where a traceback shows the site but its error is cut off; empty without one."""
+    """The usual cause at the code site that a traceback shows, where its error is cut off; empty without one."""
     frames = [item for item in case.evidence if item.role == "frame"]
     frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
     if not frames and case.truncated_traceback is not None:
@@ -340,7 +341,7 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
     dead_ends = checked_dead_ends(planner, dead_ends, fixes)
-    shares = [share_worked(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
+    shares = [first_fix_success_rate(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
     fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))
     finding = Finding(
         cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends

@@ -14,7 +14,7 @@ _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "ser
 
 
 def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
-    """The planned run's tensors whose size, as torch prints it, is that of the failed allocation; empty if no plan."""
+    """The planned run's tensors of the failed allocation's size, rounded as torch prints it; empty without a plan."""
     case, plan = planner.case, planner.failed_plan or planner.plan_by_config
     if case.oom is None or plan is None:
         return ()
@@ -35,7 +35,7 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
 
 
 def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
-    """Where the allocation failed, implied by its sizes where no traceback shows it; empty where ambiguous."""
+    """The code site (`Case.site`) that the failed allocation's sizes imply, without a traceback; empty if ambiguous."""
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
         return ""
@@ -67,7 +67,7 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
 
 
 def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
-    """Which tensor the failed allocation was, as a product of its dimensions; empty where no tensor matches."""
+    """A sentence: which tensor the failed allocation was, as a product of its dimensions; empty where none matches."""
     if not wanted:
         return ""
     names = " or ".join(f"{tensor.name} ({tensor.how})" for tensor in wanted[:2])

@@ -119,7 +119,7 @@ def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequen
 
 
 def _own_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A metadata object with legroom's own annotations and labels alone."""
+    """The `metadata` of an object, reduced to the annotations and labels that begin with `legroom/`."""
     metadata = _mapping_or_empty(manifest.get("metadata"))
     both = ((name, _mapping_or_empty(metadata.get(name))) for name in ("annotations", "labels"))
     return {name: {key: own[key] for key in own if str(key).startswith(OWN_PREFIX)} for name, own in both}

@@ -46,6 +46,8 @@ _RESTART_LOOP_RULES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The outcome for one Kubernetes object (fits, does not fit ...), with the sentences that explain it."""
+
     outcome: Outcome
     sentences: tuple[str, ...] = ()
     is_searched: bool = True
@@ -133,7 +135,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:
-    """Configs from the Hub of models that are not bundled; models that cannot be fetched are left out."""
+    """Model id -> config from the Hub, of models that are not bundled; those that cannot be fetched are left out."""
     fetched: dict[str, GivenModel] = {}
     for server in servers:
         with suppress(LegroomError), isolated():

@@ -90,7 +90,7 @@ class GateMetrics:
         self.certificate_expiry = Gauge(name, about, registry=self._registry)
 
     def _counter(self, name: str, documentation: str, **labels: Any) -> Counter:
-        """A counter in which every value of its label exists from the start."""
+        """A counter whose series exist from the start; `labels`: the name of its label and all values of that."""
         counter = Counter(f"legroom_gate_{name}", documentation, list(labels), registry=self._registry)
         for value in next(iter(labels.values()), ()):
             counter.labels(value)
@@ -108,6 +108,8 @@ class _BadBody(Exception):
 
 
 class GateApp:
+    """The ASGI application of the webhook: admission reviews, probes and metrics."""
+
     def __init__(self, policy: GatePolicy, verdicts: VerdictCache, metrics: GateMetrics) -> None:
         self._policy, self._verdicts, self._metrics = policy, verdicts, metrics
         self._buffered_bytes = 0

@@ -64,7 +64,7 @@ class ScalarLocator:
         self._raw = node.source.text[node.offset : node.end]
 
     def __call__(self, offset: int) -> Place:
-        """The place of the same occurrence of the word at `offset`."""
+        """Line and column in the file of the word that begins at `offset` of the scalar's value."""
         value = self._node.scalar or ""
         end = offset
         while end < len(value) and not value[end].isspace():
@@ -94,7 +94,7 @@ def program_series(source: Text) -> Iterator[Expression]:
 
 
 def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
-    """The expressions of a rule file, and the series that it records with their expressions."""
+    """(expressions of a rule file, recorded series -> its expression)."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):
@@ -205,6 +205,7 @@ class _JsonStringLocator:
         self._source, self._start, self._raw, self._value = source, start, raw, value
 
     def __call__(self, offset: int) -> Place:
+        """Line and column in the file of the character at `offset` of the decoded string."""
         if len(self._raw) == len(self._value):
             return self._source.place(self._start + offset)
         position = count = 0

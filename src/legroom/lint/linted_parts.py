@@ -24,7 +24,7 @@ from legroom.lint.expressions import (
     rule_expressions,
 )
 from legroom.lint.lint_report import Skipped
-from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_services
+from legroom.lint.names_in_text import SHOWN, Mistake, mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = pattern("linted_parts.recognized")
@@ -88,8 +88,8 @@ class LintedPart:
     """Whether it is a dashboard or holds rules alone: flags in it stand in sentences."""
 
 
-def linted_parts(path: str, text: str, release: Release, around: str = "") -> Iterator[LintedPart | Unread | Skipped]:
-    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: text of all the files."""
+def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> Iterator[LintedPart | Unread | Skipped]:
+    """The parts of a file, and what of it is unreadable or has nothing to check; `all_text`: of all linted files."""
     if path.endswith(".py") and _VLLM_SOURCE.search(text):
         yield Skipped(path, "a copy of a module of vLLM")
         return
@@ -124,7 +124,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
     is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
     is_judged = is_judged and (bool(flags) or _ABOUT_VLLM.search(f"{path} {text}") is not None)
-    doubtful = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
+    doubtful = tuple(_doubtful_lines(path, text, kind, all_text or text, frozenset(flags))) if is_judged else ()
     is_empty = is_empty and not doubtful
     yield LintedPart(doubtful)
     yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
@@ -149,7 +149,7 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """The first flag that only vLLM has on a line of no server that was read, and how many lines have one; or None."""
+    """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one."""
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
@@ -162,13 +162,13 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 
 
 def _doubtful_lines(
-    path: str, text: str, kind: Kind | None, around: str, server_flags: frozenset[str]
+    path: str, text: str, kind: Kind | None, all_text: str, server_flags: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, a rule once a line; `server_flags`: those of servers that were read are left out."""
+    """Mistakes of single lines, each rule once a line; `server_flags`, those of servers that were read, are skipped."""
     whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
     told = without_other_services(path, whole) if kind == "yaml" else whole
     texts = {"comments": text, "file": whole, "": told}
-    for offset, row in (*mistaken_names(told, kind, around, server_flags), *_lines_in_data(texts, kind, around)):
+    for offset, row in (*mistaken_names(told, kind, all_text, server_flags), *_lines_in_data(texts, kind, all_text)):
         place = source.place(offset)
         if row["rule"] == "secret-written" and _EXAMPLE.search(path):
             continue  # a value to be replaced
@@ -177,9 +177,9 @@ def _doubtful_lines(
             yield DoubtfulLine(place, row)
 
 
-def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """(offset, row) of the mistakes in `line_mistakes.json`: `scope` is the searched text, `needs` and `lacks` are what
-    all linted files must, and must not, have beside it."""
+def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, all_text: str) -> Iterator[Mistake]:
+    """(offset, row) of each mistake in `line_mistakes.json`. `texts`: the searched texts by `scope` of a row. Its
+    `needs` must match in `all_text`, that of all linted files, and its `lacks` must not."""
     told = texts[""]
     for row in read_data("line_mistakes.json")["rows"]:
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
@@ -192,8 +192,8 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> 
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
-        is_met = re.search(row.get("about", ""), told) and _is_found(row.get("needs", ""), around)
-        if is_met and not ("lacks" in row and _is_found(row["lacks"], around)):
+        is_met = re.search(row.get("about", ""), told) and _is_found(row.get("needs", ""), all_text)
+        if is_met and not ("lacks" in row and _is_found(row["lacks"], all_text)):
             yield from ((each.start("at"), row) for each in found)
 
 
@@ -210,7 +210,7 @@ def _is_found(regex: str, text: str) -> bool:
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line and Slurm's are none."""
+    """The text with its comment lines blanked by spaces, so that offsets stay; `#!` and `#SBATCH` lines are kept."""
     return re.sub(r"(?m)^[ 	]*(?:#(?!!|SBATCH)|//).*$", lambda line: " " * len(line[0]), text)
 
 

@@ -152,7 +152,7 @@ def _files_in(path: str) -> Iterable[str]:
 
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: Iterable[Unread] = ()) -> LintReport:
-    """Lint texts, each with the path it is reported under."""
+    """The findings in (path, text) pairs, and the `unread` files with them."""
     release = options.release or (options.plan.release if options.plan else latest())
     not_read, skipped = list(unread), []
     contexts = {path: _context_of(text, options) for path, text in texts}
@@ -225,7 +225,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
 
 
 def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, LintedPart]]) -> dict[str, Any]:
-    """The fields of a context that are the same for all linted files."""
+    """The fields of a `Context` that all linted files share: recorded series, pinned releases, servers ..."""
     subjects = [each for _, part in parts for each in part.subjects]
     used = (name for _, text in texts for name in _USED_VARIABLE.findall(PASSED_ON.sub("", text)))
     return {
@@ -241,7 +241,7 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
 
 
 def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
-    """The releases that files install, run in vLLM's own images, or give as the tag of one in a chart's values."""
+    """The vLLM releases that the (path, text) files pin: by pip, by vLLM's own image, or by a chart's image tag."""
     for path, text in texts:
         if kind_of(path, text) in ("document", None) or _TEST_CODE.search(path):
             continue
@@ -252,7 +252,7 @@ def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
-    """The GPUs that a file's name or text names, the larger one where a name is of two, each with its first place."""
+    """Name -> first mention of each GPU in a file's name or text; a name of two GPUs stands for the larger one."""
     found: dict[str, NamedCard] = {}
     title = re.sub(r"[_.-]", " ", Path(path).stem).upper()
     for word in (*_CARD.finditer(title), *_CARD.finditer(text)):
@@ -267,7 +267,7 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """The findings; notes, and findings on commands, that say the same of a file are one, which names all lines."""
+    """The findings; equal notes, and equal findings on commands, of one file are merged, with all lines named."""
     firsts: dict[object, LintFinding] = {}
     others: dict[LintFinding, dict[str, None]] = {}
     for each in findings:
@@ -280,7 +280,8 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
 
 
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
-    """The finding as a note where a chart's user decides; an error in an example as a warning."""
+    """The finding; in a chart template a note where the chart's user decides (not `is_of_user`), an example's error a
+    warning."""
     if (
         finding.rule in read_data("lint_rules.json")["left_to_user"]
         and not is_of_user
@@ -291,7 +292,7 @@ def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool
 
 
 def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
-    """What the finding is said about: its rule with its line, the variable it names, or (0) the file as a whole."""
+    """What duplicates of a finding share: (path, rule id, and a line, the variable it names, or 0 for once a file)."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
     if finding.rule in read_data("lint_rules.json")["once_a_file"]:

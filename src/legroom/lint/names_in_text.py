@@ -67,13 +67,14 @@ def without_other_services(path: str, text: str) -> str:
     return text
 
 
-def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
-    """Variables that nobody reads, flags that are gone, releases with a hole, and gated models without a token."""
+def mistaken_names(text: str, kind: Kind | None, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
+    """Variables that nobody reads, removed flags, releases with a vulnerability, and gated models without a token; in
+    one file's `text`, by what `all_text` of the linted files has."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
-        yield from _unread_variables(text, around, is_built=kind == "dockerfile")
+        yield from _unread_variables(text, all_text, is_built=kind == "dockerfile")
     if kind == "env":
-        yield from _lost_variables(text, around)
-    releases = [known_release(version) for version in {*_PINNED.findall(around)} & {*known_releases()}]
+        yield from _lost_variables(text, all_text)
+    releases = [known_release(version) for version in {*_PINNED.findall(all_text)} & {*known_releases()}]
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
         if (
@@ -95,26 +96,26 @@ def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: froz
     told = SHOWN.sub(lambda line: " " * len(line[0]), text)
     model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", told)
     is_at_home = _OF_CLUSTER.search(text) is not None  # such containers have the home folder, with its token
-    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(around):
+    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(all_text):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
 
 
-def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
+def _unread_variables(text: str, all_text: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that no linted file reads, and that vLLM never read or, where no build
     (`is_built`) and no pin may mean an older release, reads no more."""
-    around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
-    has_launcher = _LAUNCHER.search(around) is not None and _ENGINE.search(text) is None
+    all_text, is_compose = PASSED_ON.sub("", all_text), _SERVICES.search(text) is not None
+    has_launcher = _LAUNCHER.search(all_text) is not None and _ENGINE.search(text) is None
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
         is_setting = is_given or flag in flags_of(latest()) or _OF_ENGINE.fullmatch(name)
         is_meant = name.startswith("VLLM_") and is_setting
-        is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around)
+        is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in all_text)
         used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
         is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name) or (has_launcher and not history)
-        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(around))
-        if is_ours or is_read or not (is_meant or history) or re.search(used, around):
+        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(all_text))
+        if is_ours or is_read or not (is_meant or history) or re.search(used, all_text):
             continue
         span = f" from {history[0][0]} to {history[-1][1]} alone" if history else ""
         message = f"vLLM reads {name}{span}" if history else f"vLLM does not read {name}"
@@ -123,12 +124,12 @@ def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistak
         yield found.start(2), row
 
 
-def _lost_variables(text: str, around: str) -> Iterator[Mistake]:
-    """Settings of an env file that no file reads, where no line hands the whole env file on."""
-    if _SERVICES.search(around) is None or _HANDED_ON.search(around):
+def _lost_variables(text: str, all_text: str) -> Iterator[Mistake]:
+    """Settings of an env file that no linted file reads, unless a line passes the whole env file on."""
+    if _SERVICES.search(all_text) is None or _HANDED_ON.search(all_text):
         return
     for found in _SETS_VARIABLE.finditer(text):
         name = found[2]
-        if _SETTING.fullmatch(name) and not re.search(rf"\$[{{(]?{name}\b|[\"']{name}[\"']", around):
+        if _SETTING.fullmatch(name) and not re.search(rf"\$[{{(]?{name}\b|[\"']{name}[\"']", all_text):
             message = f"no file here reads {name}: it has no effect"
             yield found.start(2), {"rule": "env-unknown", "message": message, "suggestion": "use the name that is read"}

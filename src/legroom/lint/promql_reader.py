@@ -153,7 +153,7 @@ NO_LEVEL = frozenset(
 
 
 def roles_in(expression: str, context: Context) -> set[str]:
-    """What an expression's vLLM series measure (`kv_use` ...): misspelled, as the nearest; unknown, by its own name."""
+    """The roles (`kv_use` ...) of an expression's vLLM series: of the nearest for a misspelled one, else its name."""
     roles: set[str] = set()
     for series in series_names(expression):
         role = role_of(series.text)
@@ -166,7 +166,7 @@ def roles_in(expression: str, context: Context) -> set[str]:
 
 
 def roles_in_recorded(expression: str, context: Context) -> set[str]:
-    """As `roles_in`, also behind series that the linted files record."""
+    """As `roles_in`, also of the series behind recording rules of the linted files."""
     pending = [expression]
     seen: set[str] = set()
     roles: set[str] = set()
@@ -185,7 +185,7 @@ _DEPTH = {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a set operator, or the whole expression where there is none."""
+    """One side of a PromQL set operator (and, or, unless), or the whole expression where there is none."""
 
     text: str
     offset: int

@@ -144,7 +144,7 @@ class Context:
 
     @property
     def is_release_given(self) -> bool:
-        """Whether `--vllm` or the plan names the release; otherwise the newest is only assumed."""
+        """Whether `--vllm` or the plan names the release of all servers; otherwise each server's own is looked for."""
         return self.requested_release is not None or self.plan is not None
 
     def is_release_certain(self, server: StartedServer) -> bool:
@@ -160,7 +160,7 @@ class Context:
         return images.has_moving_tag(server.image) and not server.launcher
 
     def is_release_told(self, server: StartedServer) -> bool:
-        """Whether anything tells the server's release; otherwise the newest stands for one that nobody named."""
+        """Whether an option, the file or the image names the server's release; otherwise the newest is assumed."""
         told = server.named_release or images.latest_build_day(server.image) or images.has_moving_tag(server.image)
         return self.is_release_given or bool(told)
 
@@ -270,7 +270,7 @@ def runs_on_rocm(server: StartedServer) -> bool:
 
 
 def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
-    """Whether a variable or template in the command may add flags, or stands for a field that is one of `besides`."""
+    """Whether a variable or template in the command may add flags, or stands for a setting named in `besides`."""
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields
@@ -315,7 +315,7 @@ def rules_by_id() -> dict[str, Rule]:
 def finding(
     rule_id: str, place: Place, message: str, suggestion: str = "", length: int = 0, *, is_certain: bool = True
 ) -> LintFinding:
-    """A finding of a rule; a warning where it is not certain."""
+    """A finding of the rule with this id, in place of an error a warning where not certain; `length` in characters."""
     severity = rules_by_id()[rule_id].severity if is_certain else "warning"
     return LintFinding(place, rule_id, severity, message, suggestion, length)
 

@@ -29,18 +29,20 @@ _ANY_GPU = "h200"
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
+    """A server's plan from its file."""
+
     plan: Plan
     is_gpu_known: bool
     """Whether the file names the GPU; otherwise only weights and host memory of the plan are valid."""
 
     @property
     def held_bytes(self) -> int:
-        """The weights of the model on one GPU, without a drafter's."""
+        """The weights of the model on one GPU, without a draft model's."""
         return min(self.plan.memory.tightest.weights.bytes, self.checkpoint_bytes)
 
     @property
     def least_gpu_bytes(self) -> float:
-        """The weights on one GPU with the KV cache of one request of the longest length."""
+        """Least memory of one GPU: the weights, and the KV cache of one request of max_model_len."""
         kv = self.plan.memory.kv
         per_request = self.plan.layout.kv_cache.bytes / kv.max_concurrency if kv.max_concurrency else 0
         return self.held_bytes + per_request

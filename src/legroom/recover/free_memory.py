@@ -26,6 +26,8 @@ _SIGTERM_GRACE_S, _SIGKILL_GRACE_S = 10.0, 5.0
 
 @dataclass(frozen=True)
 class Freed:
+    """What happened to one memory holder that was to be freed."""
+
     holder: Holder
     ending: Ending
     detail: str = ""
@@ -88,7 +90,7 @@ def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
 def _signal_all(
     holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
 ) -> dict[Holder, Freed]:
-    """Signals each holder's process that a new scan still finds dead; returns the outcomes of those not signalled."""
+    """Sends the signal to each holder that a new scan still finds dead; outcomes of those it was not sent to."""
     found = classify_holders(rescan())
     dead = {holder.process.identity for holder in found if holder.state == "dead" and holder.process}
     results = {holder: _signal_process(holder, number, dead) for holder in holders}
@@ -175,6 +177,7 @@ def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
 
 
 def _journal_line(freed: Freed) -> str:
+    """`PID 42 VLLM::Worker: killed`, or a segment's name in place of the process."""
     process = freed.holder.process
     named = f"PID {process.pid} {process.title}" if process else freed.holder.what
     return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")

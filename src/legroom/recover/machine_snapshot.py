@@ -56,7 +56,7 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
 
 
 def _unix_socket_peers() -> dict[int, int]:
-    """The peer's inode of each Unix socket's inode, asked of the kernel; OSError where it does not tell."""
+    """Inode of each Unix socket -> its peer's inode, by the kernel; OSError where the kernel refuses."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
@@ -68,7 +68,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
-    """Pairs of a Unix socket's inode and its peer's, from the netlink reply; OSError where the kernel refuses."""
+    """(inode, its peer's inode) of each Unix socket in the netlink reply; OSError where the kernel refuses."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -132,7 +132,7 @@ class ProcessInfo:
 
     @property
     def identity(self) -> tuple[int, float]:
-        """PID and creation time; PIDs alone are reused."""
+        """(PID, creation time in Unix seconds), which no later process has."""
         return self.pid, self.created_s
 
 

@@ -46,7 +46,7 @@ class Holder:
 
     @property
     def bytes(self) -> int:
-        """Host memory: resident, or in /dev/shm."""
+        """Host memory in bytes: resident for a process, of the file for a segment."""
         return self.segment.bytes if self.segment else self.process.resident_bytes if self.process else 0
 
 
@@ -89,7 +89,7 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
-    """An API server in use; a suspect where it may be a forked engine core that lost its server."""
+    """The holder of an API server: in use, or suspect where it may be a forked engine core that lost its server."""
     parent = snapshot.processes.get(process.parent)
     if gpu_bytes and parent is not None and not parent.is_python and not process.peers and "::" not in process.title:
         # Up to 0.10 a forked engine core had the command line of its server.
@@ -99,7 +99,7 @@ def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: i
 
 
 def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[HolderState, str, int]:
-    """The state of an engine process, the reason, and the PID of its topmost engine process."""
+    """(state of an engine process, the reason, PID of its topmost engine process)."""
     top = process
     while (above := snapshot.processes.get(top.parent)) is not None and engine_part(above):
         top = above
@@ -129,7 +129,7 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
 
 
 def _unreadable_member(snapshot: MachineSnapshot, top: int) -> ProcessInfo | None:
-    """The first process under this PID that cannot be looked into; None where all can."""
+    """The first of this process (PID `top`) and its descendants that cannot be inspected; None where all can."""
     return next((member for member in snapshot.tree(top) if not member.is_readable), None)
 
 

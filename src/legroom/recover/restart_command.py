@@ -19,7 +19,9 @@ from legroom.vllm.parse import split_assignments
 
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.failed_run import Hints
-    from legroom.planning.plan import Plan
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Plan, Target
+    from legroom.vllm.args import ServeArgs
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
     return None
 
 
-def _plan_target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
-    """The model, card, GPU count and release to plan for; the machine's own first card where none is named."""
+def _plan_target(crashed: CrashedServer, args: ServeArgs, release: Release, gpu_count: int | None) -> Target:
+    """The model of `args`, card, GPU count and release to plan for; the machine's first card where none is named."""
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target

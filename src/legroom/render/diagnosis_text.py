@@ -291,7 +291,7 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
 
 
 def has_story(finding: Finding) -> bool:
-    """Whether the catalog's entry is about this failure: that of look-alikes tells of one kind of them alone."""
+    """Whether the catalog entry's explanation fits this failure: an entry for look-alikes tells of one kind alone."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
     if finding.cause != "not_memory":
@@ -348,7 +348,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
 
 
 def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
-    """Name and amount of each memory figure that the log states, such as weights, KV cache and tokens."""
+    """(name, amount) of each memory figure that the log states, such as weights, KV cache and tokens."""
     startup = case.startup
     for name, value in (
         ("card", startup.gpu_total_bytes),

@@ -88,12 +88,12 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language, terms: Mapp
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    """One paragraph of a catalog entry in this language, wrapped; empty where the entry lacks it."""
+    """A translated paragraph of a catalog entry, wrapped; empty for None."""
     return _wrapped_lines(text.in_language(language), style) if text else []
 
 
 def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[str]:
-    """The entry's numbered workarounds: when each applies, how often it worked, and how to do it."""
+    """The entry's numbered workarounds: when each applies, how often each worked, and how to do it."""
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _condition_text(item.condition.in_language(language), language)
@@ -142,7 +142,7 @@ def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]
 
 
 def _count_text(count: Count, language: Language) -> str:
-    """In how many threads it was tried, worked and failed; empty where nobody tried it."""
+    """` [tried in 5: worked 3, failed 2]` of a workaround in public threads; empty where nobody tried it."""
     if not count.tried:
         return ""
     if language == "zh":
@@ -158,4 +158,5 @@ def _condition_text(condition: str, language: Language) -> str:
 
 
 def _wrapped_lines(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
+    """The text wrapped to the style's width; `hanging` (None: `indent`) indents all lines but the first."""
     return wrap(text, style.width, indent, hanging)

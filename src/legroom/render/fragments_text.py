@@ -71,7 +71,7 @@ def fragments_headline(report: FragmentReport) -> str:
 
 
 def advice_of(report: FragmentReport) -> str:
-    """The advice to set what would have served the failed request; empty where no setting would have."""
+    """A sentence: set what would have served the failed request; empty where no allocator setting would have."""
     failed = report.part("failed_request")
     if failed is None or not failed.details.get("served_by"):
         return ""
@@ -98,7 +98,7 @@ def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
 
 
 def _kind_cell(kind: str, style: Style) -> str:
-    """One character of a segment bar, coloured by what the memory there is: in use, free and so on."""
+    """One character of a segment bar, coloured by the kind of memory: `allocated`, `pending`, `private` or `free`."""
     name, colour, glyph, letter = KINDS[kind]
     return swatch(Segment(name, 1, colour, glyph, letter), style)
 
@@ -124,7 +124,8 @@ def _part_lines(report: FragmentReport, style: Style) -> list[str]:
 
 
 def _tried_settings_lines(details: dict[str, object], width: int) -> list[str]:
-    """The allocator settings that would have served or refused the request; empty where none is known."""
+    """The allocator settings that would have served or refused the request, of `details` of the report's part
+    `failed_request`; empty where none is known."""
     how = "replayed with other settings" if details.get("replayed") else "by what was free: there is no history of it"
     lines = [f"{'The request' if details.get('asked') else 'The failed request'}, {how}:"]
     for name, word in (("served_by", "served"), ("refused_by", "refused")):
@@ -156,7 +157,7 @@ class SegmentRow:
 
 
 def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRow, ...], int]:
-    """Rows of the largest segments, identical ones in one row, and the number of segments not shown."""
+    """(rows of the largest segments, identical ones in one row; number of segments not shown)."""
     segments = sorted(report.reading.state.segments, key=lambda segment: -segment.size_bytes)
     alike = Counter((_segment_label(each), each.size_bytes, _segment_runs(each)) for each in segments)
     rows = [SegmentRow(*shown, number) for shown, number in alike.items()]

@@ -109,7 +109,7 @@ def band_basis_text(plan: Plan) -> str:
 
 
 def _property_text(kind: str, value: str) -> str:
-    """A property of a deployment (its kind and value) in words."""
+    """A property of a deployment in words: `kind`, such as `card`, and its value, such as a GPU family."""
     if kind == "card":
         return f"{_FAMILIES[value]} cards"
     return _RARE.get(kind, "{}").format(value.replace("+", " with "))
@@ -164,14 +164,14 @@ def plan_headline(plan: Plan) -> str:
 
 
 def holds_text(plan: Plan) -> str:
-    """How many requests of the full length it holds at once, and how many of them on each data-parallel engine."""
+    """How many requests of max_model_len the plan's KV pool holds at once, in all and on each data-parallel engine."""
     engines, each = plan.settings.data_parallel_size, plan.memory.kv.max_concurrency
     split = f", {each:.2f} on each of {engines} engines" if engines > 1 else ""
     return f"{plan.holds:.2f} requests of the full {count(plan.settings.max_model_len)} tokens{split}"
 
 
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
-    """[sentence] where only the first start holds fewer than the wanted `requests` at once; else an empty list."""
+    """[sentence] where a first start, with a cold compile cache, holds fewer than `requests` at once; else []."""
     first, later = first_start_holds(plan), plan.holds
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
     return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []

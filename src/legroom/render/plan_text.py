@@ -135,7 +135,7 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
-    """Colour mark, name, size, share of the card and certainty of each part; `none` and why where bytes are missing."""
+    """(colour mark, name, size, share of the card, certainty) of each part; `none` and why where bytes are missing."""
     layout, is_counted_above = plan.layout, bool(_shortfall_text(plan))
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
@@ -164,7 +164,7 @@ def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[
 
 
 def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
-    """(name, text) of the speed and the price; none where the server does not start. `wanted` as in `_body_text`."""
+    """(name, text) of decode speed and price; none where the server does not start. `wanted` as in `_body_text`."""
     from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan, wanted) if plan.starts else {}
@@ -178,12 +178,12 @@ def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _rate_range(rate: Mapping[str, float]) -> str:
-    """Tokens a second as text: the estimate with its range."""
+    """`1,200 (900 to 1,500)` of a rate in tokens/s with the keys `estimate`, `low` and `high`."""
     return f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f})"
 
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Name and text of each figure of the KV cache, and the host memory."""
+    """(name, text) of each figure of the KV cache, and of the host memory."""
     engines = f", on each of {plan.settings.data_parallel_size} engines" if plan.settings.data_parallel_size > 1 else ""
     yield "KV cache", pool_text(plan.memory.kv, "block") + engines
     yield "concurrency", holds_text(plan)
@@ -241,7 +241,7 @@ def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
-    """The changes of flags that make it start or hold, cheapest first, or that none was found."""
+    """The changes of flags that make the server start or hold the load, cheapest first, or that none was found."""
     if not plan.advice:
         yield from wrap(_no_advice_text(plan), style.width, _MARGIN)
         return
@@ -274,7 +274,7 @@ def _mini_bar_line(plan: Plan, style: Style) -> str:
 
 
 def _holding_text(plan: Plan) -> str:
-    """KV bytes, concurrency and headroom of a plan; headroom alone for a model without a KV cache."""
+    """`KV 40.2 GiB, holds 8.10 x 8,192, 3.1 GiB free`; the last alone for a model without a KV cache."""
     layout, kv = plan.layout, plan.memory.kv
     free = f"{gib(layout.headroom_bytes, 1)} free"
     holds = f"holds {plan.holds:.2f} x {count(plan.settings.max_model_len)}, "
@@ -355,7 +355,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
 
 
 def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
-    """What a setting gives up as one text (`losses`; the loss of CUDA graphs in tokens/s), or that it is nothing."""
+    """`losses` as one text, that of CUDA graphs with its tokens/s; `nothing beyond the defaults` for none."""
     rates = [_tokens_per_s(each) if each else "" for each in (plan, try_flags(plan, {"enforce_eager": None}))]
     if all(rates) and any(loss.startswith("no CUDA graphs") for loss in losses):
         slower = f"no CUDA graphs: {rates[0]} for one user, {rates[1]} with them"
@@ -370,7 +370,7 @@ def _trade_text(plan: Plan, losses: Sequence[str]) -> str:
 
 
 def _tokens_per_s(plan: Plan) -> str:
-    """Tokens a second of one user alone at the full length; empty where it is not estimated."""
+    """`45 tok/s` of a single user at max_model_len; empty where it is not estimated."""
     from legroom.simulation.card_models import decode_rate  # plans of a gate or an export need no step times
 
     rate = decode_rate(plan, plan.settings.max_model_len)

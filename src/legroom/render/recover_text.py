@@ -67,7 +67,7 @@ def _holder_lines(holders: Sequence[Holder], style: Style) -> Iterable[str]:
 
 
 def _holder_cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
-    """PID or /dev/shm, GPU bytes, host bytes and description of what holds memory; a group is summed."""
+    """(PID or /dev/shm, GPU bytes, host bytes, description) of what holds memory, as text; a group is summed."""
     first = group[0]
     where = f"PID {first.process.pid}" if first.process else "/dev/shm" if first.segment else ""
     gpu, host = sum(holder.gpu_bytes for holder in group), sum(holder.bytes for holder in group)

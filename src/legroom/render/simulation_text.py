@@ -41,7 +41,7 @@ def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) 
 
 
 def _next_steps(load: LoadVerdict) -> Iterator[str]:
-    """That a short load proves little, and what to do about a load that is not held."""
+    """Sentences: that a short load proves little, and what to do about a load that is not held."""
     if load.sustained is False:
         yield _UNSUSTAINED
     if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
@@ -93,7 +93,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
 
 
 def _missed_limits(missed: Iterable[tuple[str, float, float]], units: str) -> list[str]:
-    """Each limit that is exceeded, with what was reached."""
+    """A clause for each (name, value reached, limit) in `missed`; `units`: the unit of the latencies."""
     return [
         f"it preempts {count(int(reached))} times, and {count(int(limit))} are allowed"
         if what == "preemptions"
@@ -115,7 +115,7 @@ def _timeline_curves(timeline: Timeline) -> list[Curve]:
 
 
 def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str]]:
-    """Name and text of each figure: preemptions, peaks, prefix hits, latencies (s or steps), wasted slots."""
+    """(name, text) of each figure: preemptions, peaks, prefix hits, latencies (s or steps), wasted slots."""
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
@@ -143,7 +143,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
-    """(name, text) of how often the users of a load ask; nothing for a load of single requests, or one in steps."""
+    """(name, text) of how often each user of a load sends a request; none for a load without users, or in steps."""
     if (users := timeline.trace.users) and timeline.clocks:
         answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.requests_per_s
         asks = f"{users.count:,.0f} ask again {users.think_s:g} s after an answer, which takes {answer_s:,.0f} s (p50)"
@@ -204,7 +204,7 @@ def _fleet_headline(scaled: ScaledReplay) -> str:
 
 
 def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
-    """Name and text of each figure: requests, time to first token, preemptions, server hours, policy."""
+    """(name, text) of each figure: requests, time to first token, preemptions, server hours, policy."""
     policy = scaled.policy
     ordered = sorted(scaled.first_token_s)
     yield "requests", f"{count(scaled.finished)} served, {count(scaled.rejected)} refused"
@@ -236,7 +236,7 @@ def tier_text(report: TierReport) -> str:
 
 
 def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
-    """Name and text of each figure of an offloading tier: size, hits, bytes stored, loaded and evicted."""
+    """(name, text) of each figure of an offloading tier: size, hits, bytes stored, loaded and evicted."""
     replayed, tally, chunks = report.replayed, report.replayed.tally, report.replayed.tier.num_chunks
     gpu_share, without = replayed.timeline.hit_ratio, report.without.hit_ratio
     yield "room", f"{_size_text(report, chunks)}, {count(tally.peak_chunks)} of {plural(chunks, 'chunk')} used"

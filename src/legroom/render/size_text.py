@@ -61,7 +61,7 @@ def _price_source(prices: Sequence[GpuPrice]) -> str:
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    """The commands of the first row that surely fits and, if that gives something up, of the first that does not."""
+    """The command of the first row that surely fits and, where it gives up something, of the first that does not."""
     rows = [(fit, fit.plan) for fit in fits if fit.plan]
     held = [(fit, plan) for fit, plan in rows if plan.verdict == "fits"] or rows[:1]
     unchanged = [(fit, plan) for fit, plan in held if not fit.losses] if held and held[0][0].losses else []
@@ -132,7 +132,7 @@ def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
-    """A table of GPUs needed, a row per GPU type and a column per model; a dot where no number tried holds."""
+    """A table of the GPUs needed, a row per GPU type and a column per model; a dot where no number is enough."""
     models = list(dict.fromkeys(fit.model for fit in rows))
     gpus = list(dict.fromkeys(fit.gpu.name for fit in rows))
     counts = {(fit.model, fit.gpu.name): fit for fit in reversed(rows)}

@@ -35,7 +35,7 @@ def in_language(value: Any, language: Language, only: Collection[str] = ()) -> A
 
 @cache
 def _templates() -> Sequence[tuple[re.Pattern[str], str]]:
-    """The pattern of each English template and its Chinese text, those with the most text outside their gaps first."""
+    """(pattern of an English template, its Chinese text), those with the most text outside their gaps first."""
     texts = sorted(read_data("sentences_zh.json")["sentences"].items(), key=lambda pair: -len(_GAP.sub("", pair[0])))
     return [(_template_pattern(english), chinese) for english, chinese in texts]
 

@@ -65,7 +65,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
-    """A table of capacity figures on the old and the new release, with their differences."""
+    """(figure, on the old release, on the new one, difference) of each capacity figure, after a header row."""
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
@@ -78,7 +78,7 @@ def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
 
 
 def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
-    """Whether the row shows the same figures as the row it usually repeats, so it can be left out."""
+    """Whether the row has the same figures as the one (in `by_name`) that it usually repeats, so it can be left out."""
     other = by_name[_REPEATS.get(change.what, change.what)]
     rounding = 1 if isinstance(change.old, int) else 0.005
     same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding
@@ -93,6 +93,7 @@ def _figure_text(change: PoolChange, value: float) -> str:
 
 
 def _signed_bytes(bytes_: float) -> str:
+    """Bytes with a unit and a sign: `+1.5 GiB`."""
     return f"{'+' if bytes_ > 0 else '-'}{human_bytes(abs(bytes_))}"
 
 
@@ -194,7 +195,7 @@ def _range_text(made: Upgrade) -> str:
 
 
 def _held(plan: Plan) -> str:
-    """How many requests of the full length the plan holds at once, as text."""
+    """How many requests of max_model_len the plan's KV pool holds at once, as text."""
     return f"{plan.holds:.2f}"
 
 

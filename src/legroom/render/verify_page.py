@@ -72,7 +72,7 @@ def _load_curves(run: LoadRun) -> list[Curve]:
 
 
 def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
-    """Name and text of each figure of the test load: requests, tokens/s, first token, latency."""
+    """(name, text) of each figure of the test load: requests, tokens/s, first token, latency."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
     tokens = sum(outcome.output_tokens for outcome in good)
     figures = [

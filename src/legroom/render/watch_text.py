@@ -54,7 +54,7 @@ def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
 
 
 def view_figures(view: ServerView) -> list[tuple[str, str]]:
-    """(name, text) of each figure that the server reports."""
+    """(name, text) of each figure that the server reports: KV use, running, latencies ..."""
     blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
         ("KV use", _shown(view.kv_use, f"{{:.1%}}{blocks}")),
@@ -73,12 +73,12 @@ def view_figures(view: ServerView) -> list[tuple[str, str]]:
 
 
 def _shown(figure: float | None, form: str) -> str | None:
-    """The figure in this format; None where it is unknown."""
+    """The figure formatted by the template `form` (`{:.1f} s`); None where it is unknown."""
     return None if figure is None else form.format(figure)
 
 
 def _latency_text(p50_s: float | None, p99_s: float | None) -> str | None:
-    """Both latencies as text; None where one is unknown."""
+    """The p50 and p99 latency as text; None where one is unknown."""
     return None if p50_s is None or p99_s is None else f"p50 {seconds_text(p50_s)}  p99 {seconds_text(p99_s)}"
 
 
@@ -94,7 +94,7 @@ _FLEET_COLUMNS = ("model", "pool", "release", "servers", "KV mean", "KV peak", "
 
 
 def fleet_text(view: FleetView, window: str, style: Style) -> str:
-    """A table of the watched servers by model, pool and release, with how many could go, and advice."""
+    """A table of the watched servers by model, node pool and release, with how many could go, and advice."""
     servers = sum(group.servers for group in view.groups)
     rows = [_FLEET_COLUMNS, *map(_fleet_row, view.groups)]
     lines = [style.paint(_fleet_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]

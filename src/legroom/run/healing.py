@@ -41,13 +41,15 @@ _SPARE = 0.05
 
 @dataclass(frozen=True)
 class HostEstimate:
+    """The host memory that a server needs, part by part."""
+
     shares: tuple[HostShare, ...] = ()
     pool_bytes: int | None = None
     """The KV cache on a CPU, where it is host memory."""
 
     @property
     def bytes(self) -> int:
-        """The host memory of all shares together."""
+        """Host memory in bytes of all the server's parts together."""
         return sum(share.bytes for share in self.shares)
 
 
@@ -274,7 +276,7 @@ def _launch_key(
 
 
 def _failure_title(finding: Finding) -> str:
-    """The title of the finding's catalog entry, or its cause; `It is not memory` for causes that no entry describes."""
+    """The title of the finding's catalog entry, else its cause; `It is not memory` for a bug outside of GPU kernels."""
     if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
         return "It is not memory"
     try:
@@ -320,7 +322,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
 
 
 def _at_named_length(fix: Fix, named_len: int) -> Fix:
-    """The fix with the length that vLLM names, not one below it: where the next start has less, it names another."""
+    """The fix with max_model_len at `named_len`, the length in vLLM's error, where it is rounded down from that."""
     length = fix.flags.get("max_model_len")
     if fix.flags.keys() != {"max_model_len"} or not isinstance(length, int) or not named_len // 2 < length < named_len:
         return fix
@@ -381,7 +383,7 @@ def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_mem
 
 
 def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
-    """The flags and variables that the fix changes, each with its value before."""
+    """The flags and variables that the fix changes, each with its value before the change."""
     parts = []
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)

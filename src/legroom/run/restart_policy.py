@@ -32,6 +32,8 @@ class ProcessDeath:
 
 @dataclass(frozen=True)
 class ServerExit:
+    """How one run of the server ended."""
+
     code: int
     was_ready: bool
     timed_out: bool
@@ -68,7 +70,7 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Opens an incident, or notes a failed start in an open one; its name: `incident 7`, or `not journalled`."""
+        """Opens an incident, or notes a failed start in the open one. Its name: `incident 7`, or `not journalled`."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -100,7 +102,7 @@ class IncidentRecorder:
             self._write(lambda journal: journal.close_incident(incident, outcome))
 
     def _write(self, write: Callable[[Journal], int | None]) -> int | None:
-        """The result of `write` on the journal, opened for this one write; None where it cannot be written."""
+        """The result of `write`, called with the journal opened for it alone; None where that cannot be written."""
         try:
             with Journal.open() as journal:
                 return write(journal)

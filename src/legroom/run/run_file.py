@@ -228,7 +228,7 @@ def check_writable(path: str) -> None:
 
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The quoted words without secrets, and the variables that replace them."""
+    """(the quoted words, secrets left out or as `$VARIABLE`; the names of their environment variables)."""
     from legroom.vllm.command_line import command_parts  # a table of all flags
 
     kept: list[str] = []

@@ -123,7 +123,7 @@ class Supervisor:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """An entry for each end of the server, for the run file and --json."""
+        """An entry (`history_entry`) for each end of the server, for the run file and --json."""
         return self._restarts.history
 
     def run(self) -> int:
@@ -163,7 +163,7 @@ class Supervisor:
         return code
 
     def _serve_once(self) -> restart_policy.ServerExit:
-        """Runs the server once until its process is gone; how it ended."""
+        """Runs the server once until its process is gone; returns how it ended."""
         if self._process_record is not None:
             self._process_record.log.forget()
         self.file.keep_previous_log()
@@ -335,7 +335,7 @@ class Supervisor:
                     self._handles[handles.get(pid) or os.pidfd_open(pid)] = name, pid
 
     def _report_output(self, task: TaskProcess) -> None:
-        """Says what a task returned; a server that is not verified opens an incident, else its script is saved."""
+        """Prints what a task returned; a server that fails verification opens an incident, else its script is saved."""
         try:
             output = task.output()
         except LegroomError as error:

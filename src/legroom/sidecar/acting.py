@@ -405,6 +405,6 @@ def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 
 def _incident_is_open(journal: Journal, drain: Action) -> bool:
-    """Whether the incident that the drain is of is still open; False where it is of none."""
+    """Whether the drain was made for an incident that is still open."""
     incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
     return incident is not None and incident.closed_s is None

@@ -47,9 +47,9 @@ class Webhook:
         """The webhook's name in the journal: its host, and a digest of its address, as one host may have several."""
         return f"{self.shown_host}#{hashlib.sha256(self.url.encode()).hexdigest()[:8]}"
 
-    def lacks(self, incident: OpenIncident) -> bool:
-        """Whether it is to be told of an open incident (again): of none that is acknowledged or was sent at its present
-        severity. Alertmanager forgets alerts that are not repeated."""
+    def needs_post(self, incident: OpenIncident) -> bool:
+        """Whether to post an open incident (again): not if acknowledged, nor if posted already at its present severity.
+        Alertmanager forgets alerts that are not repeated, so it gets those again."""
         is_told = self.format != "alertmanager" and incident.told.get(self.key) == incident.severity
         return not (is_told or incident.acknowledged)
 
@@ -168,13 +168,13 @@ class Notifier:
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's messages in order; at first and every REPEAT_S also open incidents and ends it missed."""
+        """Posts a webhook's messages in order; at the start and every REPEAT_S also open incidents and unsent ends."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         ends: collections.deque[tuple[OpenIncident, dict[str, Any]]] = collections.deque(maxlen=200)
         while True:
             if queue.empty() and clock() >= repeat_s:
                 for incident in lasting():
-                    if hook.lacks(incident) and incident in lasting():
+                    if hook.needs_post(incident) and incident in lasting():
                         await self._post(hook, incident, message_of(incident), tries=1)
                 while ends and await self._post(hook, *ends[0], tries=1):
                     ends.popleft()

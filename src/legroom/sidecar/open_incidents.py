@@ -147,7 +147,7 @@ class IncidentKeeper:
 
 
 def _last_noted_detail(incident: Incident, name: str, otherwise: Any) -> Any:
-    """A detail of the last note that has it, else of the incident, else `otherwise`."""
+    """The value `name` in the incident's last note that has it, else in its own detail, else `otherwise`."""
     noted = [note.detail[name] for note in incident.notes if name in note.detail]
     return noted[-1] if noted else incident.detail.get(name, otherwise)
 
@@ -161,8 +161,8 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 def close_leftovers(
     journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]
 ) -> None:
-    """Closes incidents of an earlier sidecar but those with a key in `kept`, which were taken over; the outcome says
-    whether the server is still watched."""
+    """Closes the incidents `left` open by an earlier sidecar, except keys in `kept`, which were taken over; the outcome
+    says whether the server is still in `watched`."""
     for incident in left:
         if incident.key not in kept:
             journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

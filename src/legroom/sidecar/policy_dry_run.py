@@ -36,7 +36,7 @@ class DryRunEvent:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The events in order, and how much was replayed."""
+    """What a dry run would have done: its events by time, and how much was replayed."""
 
     events: tuple[DryRunEvent, ...]
     looks: int
@@ -133,6 +133,7 @@ class _Player:
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+        """Appends an event of the incident at the time of this result; `what` and `text` as in `DryRunEvent`."""
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 

@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 
 
 class JournalCall(Protocol):
-    """Calls a function with the journal, in the journal's thread. Raises `JournalUnavailable`."""
+    """Calls a function with the journal, in the journal's own thread. Raises `JournalUnavailable`."""
 
     def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]: ...
 
@@ -42,7 +42,7 @@ class ActionContext:
     poll_s: float = 0.5
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records an outcome now, or as soon as the journal can be written."""
+        """Records the action's final state (done, failed, undone) now, or as soon as the journal can be written."""
 
         def finished(journal: Journal) -> None:
             journal.finish_action(action_id, state, detail)
@@ -80,6 +80,8 @@ class _Abandoned(Exception):
 
 
 class ServerRestart:
+    """Carries out one restart order, or resumes one that a killed legroom left unfinished."""
+
     def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
             raise platform.ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
@@ -174,7 +176,7 @@ class ServerRestart:
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
-        """Records that the restart was set off, by the program with this pid (0 where there is none)."""
+        """Records that the restart program, with this pid (0: none) and process identity, was started."""
         await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 
@@ -216,6 +218,7 @@ class ServerRestart:
         return result.running + (result.waiting or 0.0)
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
+        """Adds a stage of the restart, such as `drained`, to its action in the journal."""
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     async def _record_done(self, text: str) -> RestartOutcome:
@@ -232,7 +235,7 @@ class ServerRestart:
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
-        """Restores changed flags where they were kept, ends the drain, and records the restart as undone."""
+        """Restores changed flags if their old values were stored, ends the drain, and records the restart as undone."""
         override = platform.kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(platform.ActionFailed):

@@ -275,7 +275,7 @@ class Sidecar:
                 self._log(f"an entry of the journal was given up: {error_text}")
 
     async def _maintain_journal(self) -> None:
-        """Maintains the journal every ten minutes until cancelled; failures are logged."""
+        """Rolls up and deletes old samples of the journal every ten minutes until cancelled; failures are logged."""
         while True:
             try:
                 await self._journal.maintain()
@@ -284,10 +284,11 @@ class Sidecar:
             await asyncio.sleep(600.0)
 
     def metrics_and_content_type(self) -> tuple[bytes, str]:
+        """The sidecar's metrics in Prometheus' text format, and their content type."""
         return self._metrics.page_and_type(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
-        """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
+        """The /healthz document: `ok` while scrapes come in, `acting` the actions that are allowed and possible now."""
         can_act = self._has_taken_over and self._journal.buffer.problem is None
         quiet_s = time.monotonic() - self._last_scrape_s
         return {

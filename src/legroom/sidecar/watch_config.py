@@ -195,7 +195,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; ConfigError if wrong."""
+    """Kind of finding -> flag change, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; or ConfigError."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:
@@ -213,7 +213,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The groups by name, with own actions and limits or the general ones; ConfigError for one without its server."""
+    """Name -> group with its own actions and limits, else these; ConfigError for a group without a server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups

@@ -223,7 +223,7 @@ class WatchSession:
             self._try_journal(lambda journal: journal.add_samples(samples))
 
     def _try_journal(self, call: Callable[[Journal], int | None]) -> int | None:
-        """The result of a call on the journal; None without one, or where it fails: watching goes on without it."""
+        """The result of `call` on the journal; None without a journal or where it fails, which stops nothing."""
         if self._journal is None:
             return None
         try:
@@ -235,7 +235,7 @@ class WatchSession:
 
 
 def _has_live_owner(incident: Incident) -> bool:
-    """Whether a sidecar or a living `watch` process will close it."""
+    """Whether the sidecar or `watch` process that opened the incident may still live, and so will close it."""
     if incident.detail.get("by") != "watch":
         return True
     try:

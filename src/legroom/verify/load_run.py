@@ -51,6 +51,8 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class Load:
+    """The requests of a test load, in the order in which they are sent."""
+
     name: str
     requests: tuple[LoadRequest, ...]
 
@@ -88,7 +90,8 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
 
 
 def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """The request, its output cut to half of the context at most and its prompt to the rest where they exceed it."""
+    """The request; where it exceeds `context` tokens, its output is cut to half of that, and its prompt to the rest.
+    `prefix`: (name, start, end) of shared prefixes in tokens."""
     if prompt + output <= context:
         return LoadRequest(prompt, output, prefix)
     short_output = min(output, max(1, context // 2))
@@ -110,11 +113,11 @@ class KvPool:
         return self.num_blocks - 1
 
     def blocks(self, tokens: int) -> int:
-        """KV blocks of a request of `tokens` tokens where all layers attend to all tokens."""
+        """KV blocks of a request of `tokens` tokens where all layers use full attention."""
         return cdiv(tokens, self.block_size)
 
     def has_one_group(self, context: int) -> bool:
-        """Whether all layers form one KV cache group, or it is unknown, so that blocks follow from lengths alone."""
+        """Whether a request of `context` tokens takes the blocks of a single KV cache group; True where unknown."""
         return self.full_request_blocks in (None, self.blocks(context))
 
 
@@ -125,7 +128,7 @@ def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """Requests of the load, from 1 to `most`, that always fit the pool at once; of full context where it is shared."""
+    """How many requests, 1 to `most`, always fit the pool; each counts as `context` tokens with several KV groups."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
@@ -177,7 +180,7 @@ class LoadRun:
 
     @property
     def peak_kv_use(self) -> float | None:
-        """The highest sampled share of the pool in use, 0 to 1; None where it was not sampled."""
+        """The highest sampled fraction of the KV pool in use, 0 to 1; None where it was not sampled."""
         return max((sample.kv_use for sample in self.samples if sample.kv_use is not None), default=None)
 
 

@@ -115,7 +115,7 @@ def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Ma
 
 
 def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
-    """A warning where several GPUs are needed and the node's differ."""
+    """The check of the node's GPUs: a warning where several are needed and their names differ."""
     names = sorted({card.name for card in node.gpus})
     if len(names) > 1 and needed > 1:
         return NodeCheck("gpus", "warning", f"the GPUs differ ({', '.join(names)}): the smallest decides")
@@ -123,7 +123,7 @@ def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
 
 
 def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
-    """Whether the plan fits the card's free memory, with the error vLLM would stop with where not."""
+    """The check that the plan fits the card's free memory, with the error that vLLM would stop with where not."""
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
     if plan.verdict == "fits":
         return NodeCheck("memory", "ok", f"the server fits; {free}")
@@ -149,7 +149,7 @@ def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
 
 
 def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
-    """Whether /dev/shm is large enough for several ranks; nothing for one rank or where it is unknown."""
+    """The check that /dev/shm is large enough for `needed` ranks; none for one rank or where its size is unknown."""
     there, wanted = node.shm_bytes, plan.host.shm_bytes
     if there is None or needed < 2:
         return
@@ -186,7 +186,7 @@ def _driver_version() -> str:
 
 
 def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
-    """GPUs and driver version where nvidia-ml-py is not installed; empty without a driver."""
+    """(GPUs, driver version) by nvidia-smi, where nvidia-ml-py is not installed; both empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""

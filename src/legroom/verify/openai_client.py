@@ -259,7 +259,7 @@ async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> Re
 
 
 def _token_count(usage: Mapping[str, Any], name: str) -> int:
-    """A token count; 0 where the server sends none."""
+    """The count `name` of an API's `usage` object; 0 where the server sends none."""
     value = usage.get(name)
     return value if isinstance(value, int) else 0
 

@@ -124,7 +124,7 @@ def planned_pool(path: str) -> PlannedPool:
 def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
-    """The checks of a load run; `memory`: what was measured, and the bytes of the GPUs (None: resident memory was)."""
+    """The checks of a load run; `memory`: (what was measured, total bytes of the GPUs or None for resident memory)."""
     return [
         all_answered_check(run),
         preemption_check(run, limits),

@@ -35,7 +35,7 @@ _WEB_FILES = ("__init__.py", "schemas.py", "endpoints")
 
 @cache
 def pinned_pyodide() -> Mapping[str, str]:
-    """The version, digest and licence of the npm package."""
+    """`version`, `integrity` (digest), `license` ... of the pinned npm package, from `pyodide.json`."""
     return json.loads(Path(__file__).with_name("pyodide.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
@@ -81,7 +81,7 @@ def _package_spec() -> str:
 
 
 def _with_pinned_digest(package: bytes, name: str) -> bytes:
-    """The package; LegroomError unless its digest is the pinned one, as it runs in visitors' browsers."""
+    """The package, as visitors' browsers run it; LegroomError, calling it `name`, unless its digest is as pinned."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
         hint = f"its digest should be {pinned_pyodide()['integrity']}"
@@ -90,7 +90,7 @@ def _with_pinned_digest(package: bytes, name: str) -> bytes:
 
 
 def _unpacked_files(package: bytes) -> dict[str, bytes]:
-    """The runtime files of Pyodide's npm tarball, by name."""
+    """File name -> content of the runtime files in Pyodide's npm tarball."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:
         for name in RUNTIME_FILES:
@@ -114,7 +114,7 @@ def browser_package() -> bytes:
 
 
 def _legroom_files() -> Iterator[tuple[str, bytes]]:
-    """Archive path and content of each file of legroom that the browser needs."""
+    """(archive path, content) of each file of legroom that the browser needs."""
     top = [file.name for file in _PACKAGE.glob("*.py")]
     for start in (*top, *_ROOMS, *(f"web/{name}" for name in _WEB_FILES)):
         path = _PACKAGE / start
@@ -124,7 +124,7 @@ def _legroom_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _yaml_files() -> Iterator[tuple[str, bytes]]:
-    """Archive path and content of PyYAML's Python files and licence; LegroomError where it is not installed."""
+    """(archive path, content) of PyYAML's Python files and licence; LegroomError where PyYAML is not installed."""
     try:
         import yaml
     except ImportError:

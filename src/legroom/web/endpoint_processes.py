@@ -65,7 +65,7 @@ class EndpointProcesses:
         """Set after the first answer or the end of the warm-up."""
 
     async def call(self, name: str, body: bytes, query: Mapping[str, str] | None = None) -> WorkerAnswer:
-        """A worker's answer of the endpoint `name` to a JSON body; `query` are the URL's parameters."""
+        """A worker's answer of the endpoint `name` to a JSON body and the URL's query parameters."""
         return await self._run_in_worker(self.limits.call_s, name, body, dict(query or {}))
 
     async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:

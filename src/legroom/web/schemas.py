@@ -23,7 +23,7 @@ def response_name(endpoint: str) -> str:
 
 @cache
 def schemas() -> dict[str, Any]:
-    """The JSON schemas of all requests and answers, by name."""
+    """Name -> JSON Schema of every request and answer."""
     return read_data("page_schemas.json")  # type: ignore[no-any-return]
 
 
@@ -55,7 +55,7 @@ def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting, counted without recursion, which a deep document would exhaust."""
+    """How deeply a JSON value is nested, counted without recursion, which a deep one would exhaust."""
     depth, level = 0, [value]
     while level and depth <= _MAX_DEPTH + 1:
         inner: list[Any] = []

@@ -30,7 +30,7 @@ _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a request needs to be answered."""
+    """The token that requests need, and whether any Host header is accepted."""
 
     token: str = ""
     """Empty: no token is needed, and the Host header must name the loopback address."""

@@ -12,7 +12,7 @@ from legroom.units import gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses fragmentation of torch's allocator: free and reserved memory cover the request, no single piece does."""
+    """Assesses fragmentation: torch's free and reserved memory cover the request, no single piece does; else None."""
     # While a graph is captured only its own pool serves, and nothing is given back: pieces elsewhere are no part of it.
     box = case.black_box if case.site != "graph" else None
     if box is not None and (recorded := assess_fragmentation(box, case.black_box_line)):
@@ -36,7 +36,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether weights were still loading, of which more were to come than the free pieces hold together."""
+    """Whether fragmentation is ruled out: more weights were still to load than the free pieces hold together."""
     oom = planner.case.oom
     if oom is None or planner.case.site not in ("build", "load"):
         return False
@@ -47,7 +47,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: expandable segments, not if on, beside sleep mode or on ROCm; less utilization; on TPU a clean device."""
+    """Fixes (None: not applicable): expandable segments, less utilization, on TPU a clean device."""
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"

@@ -15,7 +15,7 @@ _GRAPH_BYTES = 3 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses any GPU allocation that failed, and a log that ends while graphs are registered."""
+    """Assesses any GPU allocation that failed, and a log that ends while graphs are registered; else None."""
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
@@ -45,7 +45,7 @@ def _strength(case: Case) -> Strength:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether an allocation of known size failed, eager mode is on and nothing was captured."""
+    """Whether graph capture is ruled out: an allocation of known size failed in eager mode, nothing was captured."""
     case = planner.case
     is_sized = case.oom is not None  # without sizes the flag may be of another run
     return is_sized and bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
@@ -71,7 +71,7 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, fewer or smaller graphs, eager mode, the V0 engine or runner, fewer sequences."""
+    """Fixes (None: not applicable): a lower utilization, fewer or smaller graphs, eager mode, V0, fewer sequences."""
     case, need = planner.case, _graph_shortage_bytes(planner)
     if _captured_anyway(case):
         yield known_fix("eager_did_not_arrive")

@@ -9,12 +9,12 @@ _LABEL = "driver_or_cuda_mismatch"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses errors that name the driver, CUDA toolkit, a missing library or the GPU's compute capability."""
+    """Assesses errors that name the driver, CUDA toolkit, a missing library or the GPU's capability; else None."""
     return assess_lookalike(case, _LABEL)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """The fixes in `lookalikes.json` of the driver or CUDA error that matched."""
+    """The fixes in `lookalikes.json` for the driver or CUDA error that the log shows."""
     yield from lookalike_fixes(planner, _LABEL)
 
 

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
-from legroom.diagnosis.fixes.log_accounting import told_weights_bytes
+from legroom.diagnosis.fixes.log_accounting import stated_weights_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -31,7 +31,7 @@ _UNEQUAL_BYTES = 2 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses memory held by other processes: printed by vLLM's start-up check or torch, or unaccounted for."""
+    """Assesses memory of other processes, printed by vLLM's start-up check or torch, or unaccounted for; else None."""
     if case.black_box is not None and (recorded := assess_other_processes(case.black_box, case.black_box_line)):
         return recorded
     checks = (
@@ -42,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_wrong_device,
         _assess_unequal_ranks,
         _assess_torch_process_list,
-        _assess_told_neighbour,
+        _assess_described_neighbour,
         _assess_memory_charged_to_server,
         _assess_device_init,
         _assess_pool_allocation,
@@ -52,7 +52,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_startup_check(case: Case) -> Assessment | None:
-    """vLLM's start-up check found less free memory than utilization asks for; None where it did not."""
+    """Assesses vLLM's start-up check that less memory is free than utilization asks for; None where it passed."""
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
@@ -74,7 +74,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 
 
 def is_page_cache_counted(case: Case) -> bool:
-    """Whether the page cache counts as used on shared memory: up to 0.11.0, on AMD's APUs, or by the text itself."""
+    """Whether vLLM counts the page cache as used: on unified memory to 0.11.0, on AMD's APUs, or by the text."""
     named, version = case.all("unified", "free_below_desired"), case.startup.vllm
     is_old = version is not None and logged_release(version).before("0.11.1")
     is_amd = any(re.search(r"gfx|Strix|Ryzen|ROCm|HIP", item.text) for item in named)
@@ -82,7 +82,7 @@ def is_page_cache_counted(case: Case) -> bool:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights take most of the budget and leave too small a pool, with no other process shown."""
+    """Whether other processes are ruled out: none is shown, and the weights take most of the budget."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
@@ -93,7 +93,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
-    """A server whose parent was ended by SIGKILL and that fails when started again; None where the text tells less."""
+    """Assesses workers left over after their parent's SIGKILL, as the text says; None unless it says both."""
     killed, again = case.first("killed_by_hand"), case.first("orphans_told")
     if killed is None or again is None or case.first_failure is None:
         return None
@@ -101,7 +101,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:
-    """Free memory grew during profiling as another process released some; None without that error or a change."""
+    """Assesses vLLM's error that free memory grew during profiling, as another process freed some; None without it."""
     error = case.first("profiling_error")
     if error is None:
         return None
@@ -113,7 +113,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
 
 
 def _assess_neighbour_start(case: Case) -> Assessment | None:
-    """A service that loaded on the same card while this one measured took more than the pool lacks; else None."""
+    """Assesses a service that loaded on the card after this one's start, and took what the pool lacks; else None."""
     pool, own = case.startup.available_kv_bytes, case.startup.first_line
     if pool is None or pool > 0:
         return None
@@ -129,7 +129,7 @@ def _assess_neighbour_start(case: Case) -> Assessment | None:
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
-    """`device=` is set, which vLLM ignores, or 0 bytes of weights were measured: the GPU is another one; else None."""
+    """Assesses a GPU that is not the intended one: `device=`, which vLLM ignores, or 0 bytes of weights; else None."""
     given = case.first("device_told")
     if given is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "vLLM takes the first visible card, whatever device= says: that one is not free."
@@ -142,7 +142,7 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
 
 
 def _assess_unequal_ranks(case: Case) -> Assessment | None:
-    """A tensor-parallel rank with 2 GiB less for its KV cache than another shares its card; None without one."""
+    """Assesses a tensor-parallel rank with 2 GiB less KV cache than another: its card is shared; None without one."""
     lines = {
         item.rank: item for item in case.all("available_kv") if item.rank is not None and "_PP" not in item.process
     }
@@ -156,7 +156,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
 
 
 def _assess_torch_process_list(case: Case) -> Assessment | None:
-    """The out-of-memory message shows memory of other processes on the card; None where it is too little."""
+    """Assesses other processes' memory in torch's out-of-memory message; None where it is too little."""
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
@@ -193,7 +193,7 @@ def _is_small(case: Case, others: int) -> bool:
 
 
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
-    """No cache blocks are left, and others' memory is charged to this server or was in use before; else None."""
+    """Assesses other processes' memory that is charged to this server and leaves no cache blocks; else None."""
     error = case.first("no_cache_blocks")
     if error is None:
         return None
@@ -225,7 +225,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
 
 
 def _charges_others(case: Case) -> bool:
-    """Whether the release counts memory of other processes as this server's own."""
+    """Whether the vLLM release counts memory of other processes as the server's own."""
     told = " ".join(item.text for item in case.all("second_server_told"))
     is_v1 = case.engine.generation == "V1" or "VLLM_USE_V1=1" in told
     spans = (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1"), *((("0.7.0", "0.9.0.1"),) if is_v1 else ()))
@@ -236,8 +236,8 @@ def _charges_others(case: Case) -> bool:
 _KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
 
 
-def _assess_told_neighbour(case: Case) -> Assessment | None:
-    """The text tells of others on the card, or of memory that an ended server kept; None where sizes tell more."""
+def _assess_described_neighbour(case: Case) -> Assessment | None:
+    """Assesses what the text says of other processes on the card, or of an ended server's memory; None without it."""
     kept = case.first("not_released_told")
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     if kept is not None:
@@ -251,7 +251,7 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
         return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
-    shares, holder = told_shares(case), told_holder(case)
+    shares, holder = stated_utilizations(case), described_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
@@ -273,8 +273,8 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     return Assessment(strength, proof(told, case.first_failure), why)
 
 
-def told_holder(case: Case) -> tuple[Evidence, int] | None:
-    """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and its bytes; else None."""
+def described_holder(case: Case) -> tuple[Evidence, int] | None:
+    """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
     told, listed = case.first("neighbour_holds"), case.all("smi_process")
     if (used := case.first("memory_held_told")) is not None:
         size = used.number("idle_bytes") or used.number("held_bytes") or 0
@@ -286,14 +286,14 @@ def told_holder(case: Case) -> tuple[Evidence, int] | None:
     return next(((item, size) for size, item in sizes if size > GIB), None)
 
 
-def told_shares(case: Case) -> list[float]:
-    """The shares of one card that the text gives to several servers; empty where it tells of one only."""
+def stated_utilizations(case: Case) -> list[float]:
+    """gpu_memory_utilization of each of several servers on one card, by the text; empty for fewer than two."""
     told = case.first("shares_told")
     return [float(share) for share in str(told.facts["shares"]).split()] if told else []
 
 
 def _assess_device_init(case: Case) -> Assessment | None:
-    """Not even a CUDA context could be created; None where the failure was elsewhere."""
+    """Assesses a CUDA context that could not even be created; None where the failure was elsewhere."""
     error = case.first("cuda_oom", "cublas_alloc")
     if error is None or case.site != "device":
         return None
@@ -302,7 +302,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
 
 
 def _assess_pool_allocation(case: Case) -> Assessment | None:
-    """The pool that was computed from what was free could not be allocated; None where the failure was elsewhere."""
+    """Assesses a KV pool, sized by what was free, that could not be allocated; None where the failure was elsewhere."""
     if not case.is_oom or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
         return None
     if case.oom is None and not any(is_traceback_line(item.text) for item in case.all("frame_kv_alloc")):
@@ -313,7 +313,7 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
 
 
 def _assess_block_pool(case: Case) -> Assessment | None:
-    """The V0 engine's pool could not be allocated: it takes its share of the whole card; None elsewhere."""
+    """Assesses V0's KV pool, sized by the whole card, that could not be allocated; None for another failure."""
     pool, weights = case.block_pool_bytes, case.startup.weights_bytes or 0
     if pool is None or case.site != "kv" or not case.is_oom:
         return None
@@ -321,8 +321,8 @@ def _assess_block_pool(case: Case) -> Assessment | None:
     return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
 
 
-def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
-    """Fix: the share with which V0's pool that failed fits into the memory named, else 3/4 of the card; or None."""
+def _utilization_beside_block_pool(planner: FixPlanner) -> Fix | None:
+    """Fix: the utilization with which V0's failed pool fits the card's stated memory, else 3/4 of it; or None."""
     named, pool = planner.total_bytes, planner.case.block_pool_bytes
     if _assess_block_pool(planner.case) is None or pool is None:
         return None
@@ -335,31 +335,31 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
 
 
 def is_pool_oversized(case: Case) -> bool:
-    """Whether the KV cache did not fit on a card that nobody shares: the pool itself is larger than the room."""
+    """Whether the KV cache did not fit on a card that nobody shares, because the pool itself is too large."""
     ledger = case.ledger
     is_alone = ledger.outside_torch_bytes is not None and not ledger.unowned_bytes and not ledger.other_processes_bytes
     return case.oom is not None and case.site == "kv" and is_alone
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: free the GPU, a share that fits beside the others, starts in turn, a release that counts its own bytes."""
+    """Fixes (None: not applicable): free the GPU, a utilization beside the others, starts in turn, an upgrade."""
     case = planner.case
     less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
-    less = less or _share_beside_block_pool(planner)
+    less = less or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
-    if (told_holder(case) is not None or case.has("device_told")) and case.is_oom:
+    if (described_holder(case) is not None or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
-    elif case.has("own_servers_told") and _assess_told_neighbour(case) is not None and not case.has(*_KEPT):
+    elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
         free_it = known_fix("shares_below_one")
-    if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
+    if sum(shares := stated_utilizations(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    free_it = _with_share_of_free_card(planner, free_it)
+    free_it = _with_utilization_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("siblings_told") and case.is_oom:
@@ -384,7 +384,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
             yield from (split_over_idle_cards(planner), free_it)
-        stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
+        stays = (
+            _is_held_by_sibling(case) or bool(stated_utilizations(case)) or (less and less.plan and less.plan.starts)
+        )
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
         yield free_it
@@ -392,8 +394,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield None if case.has("not_released_told") else in_turn
 
 
-def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
-    """The fix with the share that weights, peak and one request need once the card is free, or that none is enough."""
+def _with_utilization_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
+    """The fix, with a step for the utilization that a free card needs, or that even a free card is too small."""
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
     total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes
     needed = layout.budget_bytes - layout.kv_cache.bytes + planner.one_request_bytes if layout else 0
@@ -409,7 +411,7 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
 
 
 def _own_engines_fix(planner: FixPlanner) -> Fix | None:
-    """A card or a share for each of the engines that the text starts on one card; None where it tells of one."""
+    """A card or a utilization for each of the engines that the text starts on one card; None where it tells of one."""
     told = planner.case.first("own_engines_told")
     if told is None or (planner.case.has("free_below_desired") and not planner.case.has("own_servers_told")):
         return None
@@ -426,7 +428,7 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
-    """Free and total bytes at vLLM's start-up check; a total not printed follows from budget and share; else None."""
+    """(free, total) bytes at vLLM's start-up check, the total by budget / utilization if not printed; or None each."""
     free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
     share = case.startup.args.gpu_memory_utilization
     return free, total or (round(desired / share) if desired and share else None)
@@ -462,7 +464,7 @@ def can_start_with_lower_utilization(case: Case) -> bool:
 
 
 def _is_held_by_sibling(case: Case) -> bool:
-    """Whether the memory in use at start-up is the weights that another engine of this log has loaded."""
+    """Whether the memory in use at start-up is as large as the weights that another engine of this log has loaded."""
     free, total = _free_and_total_bytes(case)
     if free is None or total is None:
         return False
@@ -496,7 +498,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
-    """A lower utilization, which vLLM's start-up check advises, where the weights exceed what was free; else empty."""
+    """The dead end of a lower utilization, as vLLM's check advises, if the weights exceed what was free; else empty."""
     free, weights = planner.case.number("free_below_desired", "free_bytes"), planner.accounting.weights_bytes
     if free is None or weights is None or weights <= free:
         return ()
@@ -513,7 +515,7 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """Fix: the utilization that leaves the other process of a black box and the failed step their room; else None."""
+    """Fix: a utilization lower by what the failed step lacked, beside a black box's other process; else None."""
     record = planner.case.black_box
     if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
         return None
@@ -525,7 +527,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
     free, total = _free_and_total_bytes(planner.case)
-    holder, ledger = told_holder(planner.case), planner.case.ledger
+    holder, ledger = described_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
     if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
         total = ledger.total_bytes
@@ -541,7 +543,7 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     oom = planner.case.oom
     if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
         return None  # the weights alone already took more
-    if share < 0.1 or told_weights_bytes(planner.case) > share * total:
+    if share < 0.1 or stated_weights_bytes(planner.case) > share * total:
         return None
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]

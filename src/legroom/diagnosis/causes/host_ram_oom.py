@@ -46,7 +46,7 @@ def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations."""
+    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations; None without any."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -100,7 +100,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
-    """Bytes each rank pins (LMCache, swap, offload), the ranks, and the RAM; None where the RAM is more or unknown."""
+    """(bytes each rank pins by LMCache, swap or offload, ranks, RAM bytes); None if the RAM is larger or not known."""
     args = case.startup.args
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
@@ -158,7 +158,7 @@ def _resident_bytes(killed: Evidence) -> int:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes by what ran out: a smaller KV cache on the CPU backend, more /dev/shm, less pinned memory, more RAM ..."""
+    """Fixes (None: not applicable) by what ran out: a smaller CPU KV cache, more /dev/shm, less pinned memory ..."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_check_failure(case):
@@ -221,7 +221,7 @@ def _mmap_fix(case: Case) -> Fix:
 
 
 def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A smaller --kv-cache-memory-bytes, which is RAM where GPU and CPU share it; None if unset or not killed."""
+    """Fix: a smaller --kv-cache-memory-bytes, which on unified memory is RAM; None if unset or not killed."""
     if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
         return None
     why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."

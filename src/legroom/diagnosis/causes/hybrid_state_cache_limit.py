@@ -6,7 +6,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, S
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's error that max_num_seqs exceeds the Mamba state blocks of a hybrid model."""
+    """Assesses vLLM's error that max_num_seqs exceeds the Mamba state blocks of a hybrid model; None without it."""
     error = case.first("state_blocks_short")
     if error is None:
         return None
@@ -17,7 +17,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: no more sequences than state blocks, a larger pool, more GPUs."""
+    """Fixes (None: not applicable): no more sequences than state blocks, a larger pool, more GPUs."""
     blocks = planner.case.number("state_blocks_short", "state_blocks_count") or 0
     if blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8

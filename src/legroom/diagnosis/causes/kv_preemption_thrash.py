@@ -12,7 +12,7 @@ _FEW_SEQUENCES = 8
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses preemption warnings and counters, and a KV pool that stays full while requests wait."""
+    """Assesses preemption warnings and counters, and a KV pool that stays full while requests wait; else None."""
     preempted = case.all("preempted")
     failed = case.first("swap_exhausted", "block_pool_guard")
     counted = [
@@ -44,13 +44,13 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _holds_others_back(item: Evidence) -> bool:
-    """Whether requests wait while the pool has less left than each of those that run holds."""
+    """Whether requests wait and the free part of the KV pool is smaller than the average running request's."""
     running, used = _count_or_ratio(item, "running"), _kv_usage_percent(item)
     return _count_or_ratio(item, "waiting") > 0 < running and used / running > 100 - used
 
 
 def holds_finished_blocks(case: Case) -> bool:
-    """Whether each of a few requests holds more than three times of what it held while more of them ran."""
+    """Whether each of a few running requests holds over three times what each held while more of them ran."""
     counts = [(_count_or_ratio(item, "running"), _kv_usage_percent(item)) for item in case.all("engine_stats")]
     busy = [(running, usage) for running, usage in counts if running]
     full = [(running, usage) for running, usage in busy if usage >= FULL_POOL_PERCENT]
@@ -86,7 +86,7 @@ def _kv_usage_percent(item: Evidence) -> float:
 
 
 def _count_or_ratio(item: Evidence, stem: str) -> float:
-    """The fact `{stem}_count` or else `{stem}_ratio`; 0 where the line has neither."""
+    """The fact `{stem}_count` of a log line, else `{stem}_ratio`; 0 where it has neither."""
     for ending in ("count", "ratio"):
         value = item.facts.get(f"{stem}_{ending}")
         if isinstance(value, int | float):
@@ -95,7 +95,7 @@ def _count_or_ratio(item: Evidence, stem: str) -> float:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: fewer sequences, a larger pool, shorter requests, fp8 KV cache, more GPUs."""
+    """Fixes (None: not applicable): fewer sequences, a larger pool, shorter requests, fp8 KV cache, more GPUs."""
     case = planner.case
     running = [item.facts.get("running_count") for item in case.all("engine_stats")]
     most = max((count for count in running if isinstance(count, int)), default=0)

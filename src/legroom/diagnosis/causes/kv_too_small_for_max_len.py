@@ -7,7 +7,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
-from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
@@ -28,7 +28,7 @@ _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's check that the KV pool holds one request of max_model_len."""
+    """Assesses vLLM's check that the KV pool holds one request of max_model_len; None where it did not fail."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     estimate = case.first("estimated_max_len")
     if (left := case.startup.available_kv_bytes) is not None and left <= 0:
@@ -42,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_unprinted_check(case: Case) -> Assessment | None:
-    """The same check told in words, or the only step between the last line and the failure; None without either."""
+    """Assesses a failure of that check that is only told, or implied by the concurrency or last line; else None."""
     left = case.startup.available_kv_bytes
     if told := case.first("kv_check_told"):
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
@@ -61,7 +61,7 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the check is only told, servers beside each other are shown, and one of them alone would pass it."""
+    """Whether the check is ruled out: it is only told, servers share the card, and one of them alone would pass it."""
     case, plan = planner.case, planner.failed_plan
     is_printed = case.has("kv_bytes_short", "kv_tokens_short", "estimated_max_len", "available_kv")
     return case.has("shares_told") and not is_printed and plan is not None and plan.verdict == "fits"
@@ -87,7 +87,7 @@ def _tokens_of_blocks(case: Case) -> int | None:
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
-    """max_model_len in tokens, and the KV bytes that one request needs and that are left; each None if not printed."""
+    """(max_model_len in tokens, KV bytes that one request needs, KV bytes left); each None if not printed."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
     has = has if has is not None or needed is None else case.startup.available_kv_bytes
@@ -134,7 +134,7 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
+    """Fixes (None: not applicable): a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner)
     if 0 < (planner.case.number("kv_bytes_short", "available_bytes") or 0) < GIB // 10:
@@ -156,7 +156,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if is_told and not fits and length and (made is None or is_missed):
         why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
         yield Fix("max_model_len", why, flags, is_unplanned=True)
-    yield advised_share_fix(planner, short or 0)
+    yield advised_utilization_fix(planner, short or 0)
     if is_limit:
         yield larger
     if _is_hardly_usable(planner.case) or (planner.failed_plan is None and _length_independent_bytes(planner.case)):
@@ -166,7 +166,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not fits and short is None and planner.utilization_known and 0.5 <= planner.utilization < MAX_UTILIZATION:
         why = "How much is missing is not printed; a small part is in what the share leaves of the card."
         yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
-    yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
+    yield _shorter_len_fix(planner) or _fraction_of_len_fix(planner)
     yield None if larger else large_steps_fix(planner)
     if not fits and (planner.failed_plan is None or is_told):
         yield known_fix("length_that_fits")
@@ -219,8 +219,8 @@ def checked_len(case: Case) -> int:
     return (error.number("max_model_len_count") if error else None) or 0
 
 
-def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the part of max_model_len that fits, where the text gives bytes, not both length and need; else None."""
+def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: max_model_len x available / needed bytes, as a fraction where the text gives no length; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
     if planner.failed_plan is not None or wanted is not None or needed is None or has is None or has <= 0:
         return None
@@ -231,7 +231,7 @@ def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the length that vLLM names, 1 % below it where the pool is measured at each start; else the plan's."""
+    """Fix: the length that vLLM names, or 1 % less where the pool varies between starts; without one, the plan's."""
     fits = longest_fitting_len(planner.case)
     if not fits:
         return planner.pull_lever("shorter context", "The longest length the pool holds.")

@@ -12,7 +12,7 @@ _LIMITS = ("killed_process", "oom_killer", "sigkill", "killed_word", "ray_node_m
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses memory of a process that only grows."""
+    """Assesses memory of a process that only grows; None without a series of readings or a sentence that shows it."""
     if case.black_box is not None and (recorded := assess_leak(case.black_box, case.black_box_line)):
         return recorded
     series: dict[str, list[tuple[int, Evidence]]] = {}
@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_written_growth(case: Case) -> Assessment | None:
-    """A growth series that a person wrote in the text: `10 GiB -> 14 GiB -> 21 GiB`; None without one."""
+    """Assesses a growth series in a person's words, `10 GiB -> 14 GiB -> 21 GiB`; None without one."""
     # A limit that is reached in the end is what a leak ends in.
     strength = Strength.NAMED if case.has(*_LIMITS) or case.is_oom else Strength.LIKELY
     for item in case.all("growth_series"):
@@ -45,7 +45,7 @@ def _assess_written_growth(case: Case) -> Assessment | None:
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:
-    """At least three sleeps, each leaving more memory in use; None otherwise."""
+    """Assesses three or more sleeps, each of which left more memory in use; None otherwise."""
     left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
@@ -55,7 +55,7 @@ def _assess_memory_after_sleep(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a planned restart, another release, bounded caches, fewer graphs."""
+    """Fixes (None: not applicable): a planned restart, another release, bounded caches, fewer graphs."""
     if _assess_memory_after_sleep(planner.case):
         # vLLM's figure covers the whole card, so a trainer too.
         yield from (known_fix("whose_memory_grows"), known_fix("sleep_on_newest_release"))

@@ -11,7 +11,7 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much memory outside torch."""
+    """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much non-torch memory; else None."""
     if not case.is_oom:
         return None
     ledger, args = case.ledger, case.startup.args
@@ -43,7 +43,7 @@ def _explanation(case: Case, non_torch: int | None) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, more GPUs."""
+    """Fixes (None: not applicable): a lower utilization, no draft model, fewer adapters or sequences, more GPUs."""
     case, args = planner.case, planner.known.args
     spec = case.has("spec_on", "frame_spec", "frame_draft") or args.speculative_config is not None
     lora = case.has("lora_on", "frame_lora") or args.enable_lora or any("LoRA" in item.text for item in case.evidence)

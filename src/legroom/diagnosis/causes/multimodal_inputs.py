@@ -12,7 +12,7 @@ from legroom.units import gib, round_up
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the encoder cache's message, a traceback through the encoder, or a request larger than the card."""
+    """Assesses the encoder cache's message, the encoder in the traceback, or a request beyond the card; else None."""
     cache = case.first("encoder_cache_short", "mm_item_limit", "mm_tokens_not_enough")
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
@@ -55,12 +55,12 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the model is known and takes no media."""
+    """Whether media are ruled out: the model is known and takes no images, video or audio."""
     return planner.model is not None and not planner.model.modalities and not planner.model.encoder_layers
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: limits for media, a larger encoder cache, a flash-attention kernel for the encoder, smaller steps."""
+    """Fixes (None: not applicable): media limits, a larger encoder cache, flash attention for it, smaller steps."""
     cache = planner.case.first("encoder_cache_short")
     size = (cache.number("cache_tokens_count") if cache else None) or 0
     item = (cache.number("item_tokens_count") or 2 * size) if cache else None

@@ -12,7 +12,7 @@ _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses NCCL's out-of-memory errors; other NCCL errors are no lack of memory."""
+    """Assesses NCCL's out-of-memory errors; None without, also for its other errors, which are no lack of memory."""
     refused = case.first("nccl_register")
     if refused:
         why = reason("nccl_not_registered")
@@ -34,7 +34,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: smaller or fewer buffers, a lower utilization, a free GPU."""
+    """Fixes (None: not applicable): smaller or fewer buffers, a lower utilization, a free GPU."""
     if planner.case.has("nccl_register"):
         yield known_fix("default_nccl_buffers")
         return
@@ -53,7 +53,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
-    """Whether this release sets the NCCL variable itself; by engine and log style where the release is unknown."""
+    """Whether this release sets NCCL_CUMEM_ENABLE=0 itself; by engine and log style where the release is unknown."""
     if planner.known.release_known:
         return planner.release_is_within(*_SET_BY_VLLM)
     engine = planner.case.engine

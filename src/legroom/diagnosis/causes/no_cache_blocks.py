@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
-from legroom.diagnosis.causes.gpu_shared_or_not_free import told_holder
+from legroom.diagnosis.causes.gpu_shared_or_not_free import described_holder
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
-from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     is_likely_alone,
@@ -34,7 +34,7 @@ _FEW_SEQUENCES = 64
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's checks for cache blocks, a pool set by flag that failed, and accounting lines with none left."""
+    """Assesses vLLM's check for cache blocks, a pool set by flag that failed, accounting with none left; else None."""
     failed_check = cpu_check_failure(case)
     if failed_check:
         budget, more = int(failed_check.facts.get("budget_bytes", 0)), -int(failed_check.facts["requested_bytes"])
@@ -57,14 +57,14 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether vLLM's sentence stands without its accounting, and the plan of the same command leaves a pool."""
+    """Whether this is ruled out: vLLM's message stands without its accounting, and the command's plan has a pool."""
     startup, plan = planner.case.startup, planner.failed_plan
     is_bare = startup.weights_bytes is None and startup.available_kv_bytes is None and startup.blocks is None
     return is_bare and planner.case.has("no_cache_blocks") and plan is not None and plan.verdict == "fits"
 
 
 def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
-    """Flag and value of a KV pool set in bytes or blocks that could not be allocated; None without one."""
+    """(flag, value) of a KV pool set in bytes or blocks that could not be allocated; None without one."""
     if case.oom is None or case.site != "kv":
         return None
     if (blocks := case.startup.args.num_gpu_blocks_override) is not None:
@@ -103,10 +103,10 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a larger budget where the card has free memory; else smaller weights or peak; else other GPUs."""
+    """Fixes (None: not applicable): a larger budget if the card has free memory; smaller weights or peak; more GPUs."""
     failed_check = cpu_check_failure(planner.case)
     if failed_check:
-        yield _larger_cpu_share_fix(planner, failed_check)
+        yield _larger_cpu_utilization_fix(planner, failed_check)
         return
     if (pool := _explicit_pool_flag(planner.case)) is not None and (oom := planner.case.oom) is not None:
         if pool[0] == "--num-gpu-blocks-override":
@@ -125,11 +125,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free."
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))})
         return
-    if (holder := told_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
+    if (holder := described_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
         yield replace(known_fix("free_gpu"), why=why)
     yield larger_pool_fix(planner)
-    yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
+    yield advised_utilization_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
         yield from _planned_fixes(planner)
         return
@@ -179,7 +179,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Weights and peak are above the budget, and the card has room."
     shares = ({"gpu_memory_utilization": share} for share in (MAX_UTILIZATION, 0.9, 0.85, 0.8))
     single = [
-        _share_by_parts_fix(planner),
+        _utilization_by_parts_fix(planner),
         # Which share was given is not known: the largest has room for whatever peak was measured.
         planner.first_change_that_fits("raise_util", shares, why) if not planner.utilization_known else None,
         planner.pull_lever("raise utilization", why),
@@ -206,8 +206,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield other_hardware(planner)
 
 
-def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the share that weights, peak and one request need, where V0 prints none and the plan has a pool; or None."""
+def _utilization_by_parts_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: utilization for weights, peak and one request, where V0 printed none and the plan has a pool; or None."""
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
     if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
         return None
@@ -220,7 +220,7 @@ def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: max_model_len cut to 8192, where V0 may find no pool left although the plan predicts one; else None."""
+    """Fix: max_model_len cut to 8192, where V0 left no pool although the plan predicts one; else None."""
     pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
     since = first_release(planner.model.architecture) if planner.model is not None else None
     may_be_v0 = (since is None or release(since).before("0.8.0")) and planner.case.engine.generation != "V1"
@@ -232,7 +232,7 @@ def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:
-    """Removes the explicit KV pool size, so that vLLM counts the blocks that fit."""
+    """Fix: without the explicit KV pool size, so that vLLM computes how many blocks fit."""
     flags = {"num_gpu_blocks_override": None}
     plan = planner.plan_with(flags)
     room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
@@ -242,7 +242,7 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
 
 
 def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
-    """Fewer tokens per step, if the peak is large enough to leave a pool."""
+    """Fix: fewer tokens per step, if three quarters of the peak would leave a pool; else none."""
     won = (accounting.peak_bytes or 0) * 3 // 4
     if won > -(accounting.pool_bytes or 0) + GIB // 2:
         why = f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step."
@@ -263,8 +263,8 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("shorter_dummy_batch")
 
 
-def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
-    """A higher gpu_memory_utilization on the CPU backend that holds process and pool in the free RAM; else None."""
+def _larger_cpu_utilization_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
+    """Fix: a higher gpu_memory_utilization on the CPU backend, with process and pool within the free RAM; else None."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
@@ -302,7 +302,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
-    """Fix, where more is charged to the share than this server holds: a pool in bytes, or who holds it; else None."""
+    """Fix: a pool in bytes, or to find who holds the rest, where vLLM charges the server more than it has; or None."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes or 0
     if planner.total_bytes or (planner.known.args.max_num_batched_tokens or 0) > LARGEST_DEFAULT_TOKENS:
         return None

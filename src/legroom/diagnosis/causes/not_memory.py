@@ -19,7 +19,7 @@ _NONE_TYPE_ERROR = "'NoneType' object"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses known look-alikes, crashed steps, hangs in NCCL, and exceptions without any memory message."""
+    """Assesses look-alikes, crashed steps, NCCL hangs, and exceptions without any memory message; None without one."""
     error = case.first("profiling_error")
     initial = error.number("initial_bytes") if error else None
     if error and initial is not None and initial == error.number("current_bytes"):
@@ -44,7 +44,7 @@ def _first_exception(case: Case) -> Evidence | None:
 
 
 def _assess_exception(case: Case) -> Assessment | None:
-    """The log ends in an exception and shows no shortage; None where anything speaks of memory."""
+    """Assesses an exception at the log's end that is not about memory; None where anything mentions memory."""
     error = _first_exception(case)
     if error is None or error is case.truncated_error or case.is_oom or case.unread_shortage is not None:
         return None
@@ -63,7 +63,7 @@ def _exception_name(error: Evidence) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes of the look-alike, or steps to find and report the exception."""
+    """Fixes (None: not applicable) of the look-alike, or steps to find and report the exception."""
     case = planner.case
     known = list(lookalike_fixes(planner, _LABEL))
     if known:

@@ -8,7 +8,7 @@ from legroom.diagnosis.finding import Strength
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a usage metric without counters of preemption, or a pool above 90 % with hardly any prefix hits."""
+    """Assesses a usage metric without preemption counters, or a pool above 90 % with few prefix hits; else None."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -33,7 +33,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: none needed, a larger pool, or prefix caching off."""
+    """Fixes (None: not applicable): none needed, a larger pool, or prefix caching off."""
     yield known_fix("watch_waiting")
     yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.")
     yield known_fix("no_prefix_caching")

@@ -27,7 +27,7 @@ _DUMMY_IMAGES = "The V0 engine profiles max_num_seqs sequences with all their im
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses an OOM of the profile run or sampler warm-up, or a profiled peak that left too little KV cache."""
+    """Assesses an OOM of the profile run or sampler warm-up, or a peak that left too little KV cache; else None."""
     warmup = case.first("sampler_warmup_oom")
     peak_strength = _strength_peak_left_no_pool(case)
     if not case.is_oom and not peak_strength:
@@ -60,7 +60,7 @@ def _strength(case: Case) -> Strength:
 
 
 def _is_sampler_table(case: Case) -> bool:
-    """Whether the sampler's own table was allocated: Model Runner V2 makes it as it loads the model."""
+    """Whether the failed allocation is the table that Model Runner V2's sampler makes while the model loads."""
     return case.oom is not None and case.frames >= {"frame_load", "frame_sampler"}
 
 
@@ -94,7 +94,7 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: fewer sequences, fewer tokens per step, limits for media, a lower utilization, smaller weights."""
+    """Fixes (None: not applicable): fewer sequences or tokens per step, media limits, lower utilization ..."""
     case = planner.case
     if is_pool_oversized(case):
         share = {"gpu_memory_utilization": round(planner.utilization * 3 / 4, 2)}
@@ -150,7 +150,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
-    """Prompts whose attention scores, length x length, take a GiB; None where they are not what was asked for."""
+    """Fix: the length at which unfused attention scores, heads x length x length, take a GiB; else None."""
     oom, length = planner.case.oom, planner.in_force("max_model_len")
     if not planner.case.has("frame_scores") or oom is None or not length or oom.wanted_bytes <= GIB:
         return None
@@ -194,7 +194,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: float) -> int | None:
-    """What is left for the KV cache if the peak shrinks with the tokens of a step; None where sizes are missing."""
+    """KV cache bytes at utilization `share` if the peak shrinks with the step tokens of `flags`; None if unknown."""
     case, total, weights, oom = planner.case, planner.total_bytes, planner.case.startup.weights_bytes, planner.case.oom
     if not total or not weights or oom is None or oom.torch_bytes is None or case.site != "profile":
         return None

@@ -14,7 +14,7 @@ _MLA_MARKS = ("attention/backends/mla", "W_UV_O", "W_Q_UK")
 
 
 def examine(case: Case) -> Assessment | None:
-    """Out of memory while weights are repacked for their kernel, when a second copy of a weight is alive; else None."""
+    """Assesses an OOM while weights are repacked for their kernel, with a second copy of one in memory; else None."""
     if not case.is_oom and not case.has("backend_workspace"):
         return None
     shards = case.last("shards")
@@ -37,21 +37,21 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case) -> str:
-    """Why the failed allocation is a kernel's workspace or a second copy of weights, with its size where printed."""
+    """Why the failed allocation is a kernel's workspace or a second copy of weights, with its size if printed."""
     if case.has("kernel_workspace"):
         return reason("kernel_workspace")
     return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 
 def _is_fp8(planner: FixPlanner) -> bool:
-    """Whether the weights are in FP8, for which these releases refuse to leave the product out."""
+    """Whether the weights are in FP8, by the model's config or the traceback."""
     config = planner.model.quantization if planner.model is not None else None
     frames = " ".join(item.text for item in planner.case.all("frame_quant"))
     return "scaled_quantize" in frames or (config is not None and config.method == "fp8")
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
+    """Fixes (None: not applicable): another release, a quantized checkpoint, a lower utilization, more GPUs."""
     if planner.case.has("kernel_workspace"):
         yield known_fix("other_kernel")
     if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):

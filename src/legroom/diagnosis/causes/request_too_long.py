@@ -14,7 +14,7 @@ _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the server's refusal of a request that is too long."""
+    """Assesses the server's refusal of a request that is too long; None without one."""
     error = case.first(*_MESSAGES)
     if error is None:
         return None
@@ -30,7 +30,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a larger limit if memory allows, or a shorter request."""
+    """Fixes (None: not applicable): a larger limit if memory allows, or a shorter request."""
     error = planner.case.first(*_MESSAGES)
     tokens_needed = error.facts.get("asked_count") if error else None
     if error is not None and error.id == "prompt_too_long" and isinstance(tokens_needed, int):

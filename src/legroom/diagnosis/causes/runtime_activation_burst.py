@@ -11,7 +11,7 @@ from legroom.units import GIB, gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses an allocation that fails in a model step after the server was ready."""
+    """Assesses an allocation that fails in a model step after the server was ready; else None."""
     if case.black_box is not None and (recorded := assess_burst(case.black_box, case.black_box_line)):
         return recorded
     if not case.is_oom:
@@ -45,7 +45,7 @@ def _strength(case: Case) -> Strength:
 
 
 def steps_ran(case: Case) -> bool:
-    """Whether torch keeps the pieces of steps and no graph has a pool: the cache is emptied before capture begins."""
+    """Whether model steps ran eagerly: torch keeps their freed memory, and no CUDA graph has a pool yet."""
     oom, unused = case.oom, case.ledger.unused_bytes or 0
     return oom is not None and not oom.pools_bytes and unused >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20)
 
@@ -69,7 +69,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether torch held more than the planned weights, pool and one step, with no traceback frame or ready line."""
+    """Whether a step is ruled out: torch held more than planned weights, pool and step; no traceback or ready line."""
     oom, plan = planner.case.oom, planner.failed_plan
     if oom is None or oom.torch_bytes is None or plan is None or planner.case.has_site_frame or planner.case.was_ready:
         return False
@@ -77,7 +77,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
+    """Fixes (None: not applicable): a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
     case = planner.case
     oom = case.oom
     need = step_shortage_bytes(planner)

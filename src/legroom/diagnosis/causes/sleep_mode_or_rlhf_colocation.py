@@ -17,7 +17,7 @@ _LEAST_SHARE = 0.3
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
+    """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework; else None."""
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
@@ -53,7 +53,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _freed_nothing(case: Case) -> bool:
-    """Whether every sleep of the text gave back 0 bytes, or by its words nothing."""
+    """Whether every sleep in the text freed 0 bytes, or the text says that nothing was freed."""
     return case.has("sleep_kept_told") or {item.number("freed_bytes") for item in case.all("sleep_freed")} == {0}
 
 
@@ -73,7 +73,7 @@ def _has_trainer(case: Case) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
+    """Fixes (None: not applicable): a lower utilization, another order of waking up, no sleep mode, another release."""
     freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
     # Without a printed share the lower half is below most of them.
     share, why = 0.4, "0.7 to 0.3 is what worked for others."
@@ -129,13 +129,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _trainer_offload_fix(case: Case) -> Fix:
-    """The trainer's own part leaves the card while the engine is awake."""
+    """Fix: offload the trainer's weights and optimizer from the card while the engine is awake."""
     steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
     return replace(known_fix("trainer_off_the_card"), steps=steps)
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
-    """Where to set the utilization in the framework that runs the engine, and how its own part leaves the card."""
+    """Steps in the framework that runs the engine: the utilization to set (None: none), its own memory off the card."""
     settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
     if settings is None:
         return known_fix("trainer_off_the_card").steps if _has_trainer(case) else ()

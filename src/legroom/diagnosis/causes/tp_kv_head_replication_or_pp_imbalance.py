@@ -10,7 +10,7 @@ from legroom.units import gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses KV sizes or weights that differ between ranks, or pipeline stages with too small a pool."""
+    """Assesses KV sizes or weights that differ between ranks, or pipeline stages with too small a pool; else None."""
     pools = _last_value_by_process(case, "available_kv", "available_bytes")
     weights = _last_value_by_process(case, "weights_loaded", "weights_bytes")
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
@@ -47,12 +47,12 @@ def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
 
 
 def _is_uneven(values: dict[str, int]) -> bool:
-    """Whether the ranks' values differ by more than 15 % of the largest."""
+    """Whether the values, by process, differ by more than 15 % of the largest."""
     return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: fewer layers on the outer stages, a length that fits, TP within the KV heads."""
+    """Fixes (None: not applicable): fewer layers on the outer stages, a length that fits, TP within the KV heads."""
     if planner.case.has("unequal_cards_told"):
         yield known_fix("larger_card_alone")
         return
@@ -66,7 +66,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _layer_partition(planner: FixPlanner) -> str:
-    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, fewer at both ends; empty without inner stages or a model."""
+    """VLLM_PP_LAYER_PARTITION `6,8,8,6`: fewer layers on the outer stages; empty without inner stages or a model."""
     stages = planner.known.args.pipeline_parallel_size or 1
     layers = len(planner.failed_plan.target.model.layers) if planner.failed_plan is not None else 0
     if stages < 3 or layers <= stages:

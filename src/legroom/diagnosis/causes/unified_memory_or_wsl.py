@@ -19,7 +19,7 @@ _CACHE_SIGNS = ("page_cache_told", "free_below_desired", "free_below_desired_bar
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a driver without pages, free memory that could not be allocated, or a shared-memory platform."""
+    """Assesses a driver out of pages, free memory that failed to allocate, or a shared-memory platform; else None."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
         why = reason("holders_not_listed" if driver.id == "tegra_assert" else "driver_without_pages")
@@ -53,7 +53,7 @@ def refuses_one_block(case: Case) -> bool:
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
-    """A shortage on unified memory or WSL; None on other machines or without a shortage."""
+    """Assesses a shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     is_counted = is_page_cache_counted(case) or not case.has("free_below_desired")
@@ -75,13 +75,13 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether WSL with a card of its own is all that speaks for it: most starts there have enough."""
+    """Whether this is ruled out: only WSL with a discrete card speaks for it, and most starts there have enough."""
     case = planner.case
     return case.platform.wsl and not case.platform.unified and examine(case) is None and not case.has("unified")
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
+    """Fixes (None: not applicable): drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
     drop = known_fix("drop_page_cache")
     wsl = known_fix("larger_virtual_machine")

@@ -13,14 +13,14 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     other_hardware,
     split_over_more_gpus,
 )
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, told_weights_bytes
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses an allocation that fails while the model is built or loaded: a parameter."""
+    """Assesses an allocation that fails while the model is built or loaded, as of a parameter; else None."""
     if not case.is_oom or case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return None
     if not (strength := _strength(case)):
@@ -30,7 +30,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _strength(case: Case) -> Strength:
-    """How strongly the text shows that the weights alone exceed the card."""
+    """How strongly the text shows that the allocation failed because the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint") or weights_fill_budget(case):
         return Strength.SHOWN
     if case.site == "load":
@@ -78,7 +78,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the planned weights are far below the card; or torch held more than they, and no frame shows loading."""
+    """Whether the weights are ruled out: torch held more than all of them, and no traceback shows them loading."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if loads_with_ease(planner):
         return True
@@ -110,7 +110,7 @@ def _is_unsplit(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
+    """Fixes (None: not applicable): a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
     told = planner.case.first("need_told")
@@ -148,9 +148,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _should_fit_fix(planner: FixPlanner) -> Fix | None:
-    """What to look at where the told parameters are far below the card; None where they are not."""
+    """Fix: what to check where weights by the stated parameter count are far below the card; else None."""
     case, total, is_shown = planner.case, planner.total_bytes, planner.known.args.tensor_parallel_size is not None
-    weights = told_weights_bytes(case) * case.startup.args.engine_ranks // planner.known.ranks
+    weights = stated_weights_bytes(case) * case.startup.args.engine_ranks // planner.known.ranks
     if planner.failed_plan is not None or not total or not 0 < weights < FULL_OF_WEIGHTS * total:
         return None
     if case.has("transformers_backend", "low_bit_load") or not (is_shown or planner.known.ranks > 1):
@@ -160,7 +160,7 @@ def _should_fit_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
-    """A checkpoint that is quantized already, where --quantization rounds 16-bit weights as they load."""
+    """Fix: a quantized checkpoint, where --quantization rounds 16-bit weights only as they load; else None."""
     made = planner.failed_plan
     if made is None or made.args.quantization in (None, "bitsandbytes") or made.target.model.quantization is not None:
         return None
@@ -174,7 +174,7 @@ def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:
-    """No draft model, where the weights of the main model alone are below the card; its head is loaded after them."""
+    """Fix: no draft model, where the main model's weights alone are below the card; its head is loaded after them."""
     total, weights = planner.total_bytes, planner.accounting.weights_bytes
     is_last = planner.case.has("weights_loaded", "draft_told")  # by the text itself the main model was there
     if not is_last and (total is None or weights is None or weights > total - BESIDE_BYTES // 2):

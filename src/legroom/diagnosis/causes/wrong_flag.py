@@ -16,7 +16,7 @@ _MESSAGE_LINES = 3
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a refusal by the argument parser or the engine, else a look-alike of one, else a flag without effect."""
+    """Assesses a refusal by the argument parser or engine, a look-alike of one, or a flag without effect; else None."""
     error = next((item for item in case.all(*_REFUSED) if _ends_start(case, item)), None)
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
@@ -29,7 +29,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _ends_start(case: Case, refusal: Evidence) -> bool:
-    """Whether the line is the reason itself: not a warning, and no heading above a message that is known."""
+    """Whether the refusal itself ended the start: no mere warning, and no heading above another known message."""
     if refusal.id == "unknown_env":  # vLLM only warns of a variable
         return not (case.first_failure or case.has("exception"))
     named = (item for item in case.evidence if item.role == "exception" and item.id != "exception")
@@ -62,7 +62,7 @@ def _explanation(id_: str, facts: Mapping[str, object]) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: the right flag of the release, or its removal."""
+    """Fixes (None: not applicable): the right flag of the release, or its removal."""
     from legroom.diagnosis.fixes.flag_repair import refusal_fixes  # only for a refused flag
 
     yield from lookalike_fixes(planner, "wrong_flag")

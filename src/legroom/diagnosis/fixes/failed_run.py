@@ -110,7 +110,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
         deduced = total is not None and not hints.gpu
     card = _find_gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
-    ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen) or _told_ranks(case) > 1
+    ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen) or _stated_ranks(case) > 1
     return KnownDeployment(
         args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
     )
@@ -135,8 +135,8 @@ _TRIED_ON = re.compile(r"(?i)\b(?:tried|used?|using)(?: \w{1,20}){0,2} [2-8] (?:
 _SPLIT = re.compile(r"(?i)\b(?:splits?|splitting|shards?|sharded)\b|\bper[- ](?:GPU|card)\b")
 
 
-def _told_ranks(case: Case) -> int:
-    """GPUs over which the failed run was split, by a sentence; 1 where none tells, or only the first one was used."""
+def _stated_ranks(case: Case) -> int:
+    """The number of GPUs that a sentence says the run was split over; 1 where none does, or only the first was used."""
     told = [item for item in case.all("gpus_listed") if "gpus_count" in item.facts and not case.has("first_card_told")]
     told = [item for item in told if _TRIED_ON.search(item.text) or _SPLIT.search(item.text)]
     return max((int(item.facts["gpus_count"]) for item in told), default=1)
@@ -156,7 +156,7 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
-    """The newest release that starts with the user's line, the line as it reads it; else `guess` and `read`."""
+    """The newest release that accepts the user's line, and the line as it parses it; else `guess` and `read`."""
     for version in reversed(known_releases()):
         try:
             deployment = given_deployment(hints, known_release(version))
@@ -175,7 +175,7 @@ def count_ranks(case: Case) -> int:
     highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # a rank uses the device with its number
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
-    highest = max(highest, len(workers), _told_ranks(case) - 1)
+    highest = max(highest, len(workers), _stated_ranks(case) - 1)
     if any("Worker_TP" in item.process for item in case.evidence):
         highest = max(highest, 1)  # a worker is numbered where there are several
     return 1 << highest.bit_length() if highest < MAX_RANKS else 1
@@ -204,7 +204,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         target = Target(model, known.gpu, max(known.gpus or 1, args.gpus_needed), known.release, seen, others)
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
         if not known.ranks_known and args.gpu_memory_utilization is None and pool is not None and pool < 0:
-            args = _with_implied_share(made, args, pool)
+            args = _with_implied_utilization(made, args, pool)
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
@@ -224,8 +224,8 @@ def weights_and_pool_beyond_card(case: Case, known: KnownDeployment) -> int:
     return weights + pool if is_one_rank and is_more else 0
 
 
-def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
-    """The flags with the share that weights, planned peak and the printed pool add up to, if below the default."""
+def _with_implied_utilization(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
+    """The flags with the utilization implied by weights, peak and the logged `pool` bytes, if below the default."""
     layout, default = made.layout, made.settings.gpu_memory_utilization
     share = round(default + (pool - layout.kv_cache.high) / layout.total_bytes, 2)
     return replace(args, gpu_memory_utilization=share) if 0 < share < default - 0.05 else args  # a step of shares
@@ -260,7 +260,7 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
 
 
 def _release_in_use(case: Case, hints: Hints) -> tuple[Release, bool]:
-    """The vLLM release of the run and whether it is known; else one that writes logs of this style."""
+    """(vLLM release of the run, whether it is known); for an unknown one a release that writes logs of this style."""
     if hints.vllm is not None:
         return known_release(hints.vllm), True
     if case.startup.vllm is not None:
@@ -405,7 +405,7 @@ class RebuiltCommand:
     """Started as `python -m vllm.entrypoints.openai.api_server`."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
-        """The command line with some flags changed, by vLLM's Python names; None removes a flag."""
+        """The command line with `flags` (by vLLM's Python names; None removes one) and variables changed."""
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
@@ -421,7 +421,7 @@ class RebuiltCommand:
         return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
-        """The comment beside the command; where the command is not known, it names only the changed flags."""
+        """The comment beside the command; where the command is not known, the changed flags and variables alone."""
         if not self.is_unknown:
             return self.comment
         changed = " ".join([*assignments(env), *any_release_words(flags)])

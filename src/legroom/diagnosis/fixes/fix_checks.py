@@ -63,7 +63,7 @@ def checked_fixes(
 
 
 def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
-    """The dead ends that hold in this case and that no fix of the answer contradicts."""
+    """The dead ends whose conditions hold in this case and that none of these fixes contradicts."""
     offered = tuple(fixes)
 
     def is_offered(rule: re.Match[str]) -> bool:
@@ -86,7 +86,7 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
 
 
 def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the text shows what a dead end needs: lines, the lack of others, a site, or pieces too small to join."""
+    """Whether the text meets a dead end's conditions: messages it must have or lack, code sites, scarce memory."""
     if ("has" in when and not case.has(*when["has"])) or case.has(*when.get("lacks", ())):
         return False
     unused, free = case.ledger.unused_bytes, case.ledger.free_bytes or 0
@@ -95,7 +95,7 @@ def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The change with which the text says that it started; beside memory only another release; else None."""
+    """The change with which, by the text, the server started; where not about memory only another release; or None."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
@@ -124,7 +124,7 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this too, or already at a smaller value than this."""
+    """Whether the text says that the server failed with this fix too, or already at a smaller value."""
     case, least = planner.case, planner.case.too_small_share
     if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
         return True  # the pool was too small at this share
@@ -149,7 +149,7 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]) -> bool:
-    """Whether the text says that a change of this setting in this direction, without its value, did not help."""
+    """Whether by the text (`tried`: name -> `lower`, `raise` or empty) changing `name` this way did not help."""
     if name in fix.env or name not in tried:
         return any(each in fix.env.get(name, "") for each in tried)
     now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
@@ -191,7 +191,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     fix = replace(fix, steps=steps)
     if not (fix.flags or fix.env):
         return fix
-    is_blind = _is_blind_share(planner, fix)
+    is_blind = _lowers_unknown_utilization(planner, fix)
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
     if exceeds_machine(planner, fix):
@@ -226,8 +226,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     return replace(planned, command=line, comment=comment)
 
 
-def _is_blind_share(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether a fix lowers a share that the text does not show, by what failed and not by what others leave free."""
+def _lowers_unknown_utilization(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether a fix lowers an unknown utilization, and not by what other processes leave free."""
     share, case = fix.flags.get("gpu_memory_utilization"), planner.case
     if share is None or planner.utilization_known or fix.kind == "raise_util" or share >= planner.utilization:
         return False
@@ -284,7 +284,7 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
-    """Whether the failed run had this value of a setting."""
+    """Whether the failed run had this value of the setting `name`, given or by default."""
     given = planner.given_args
     if name not in ServeArgs.__dataclass_fields__:
         return False
@@ -317,7 +317,7 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
 
 
 def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix in eager mode where no room is left for CUDA graphs, at MAX_UTILIZATION where the share leaves none."""
+    """The fix, with eager mode or a lower utilization where its own leaves too little for what vLLM allocates next."""
     total, share = planner.total_bytes, fix.flags.get("gpu_memory_utilization", planner.utilization)
     if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > FULL_UTILIZATION:
         why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
@@ -344,7 +344,7 @@ def unexplained_bytes(case: Case, fix: Fix) -> int:
 
 
 def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
-    """What a fix rests on: a plan that shows the failure, figures of the log, a look-alike or experience."""
+    """What a fix rests on: its plan, figures of the log, a printed limit, a look-alike, or experience."""
     if unexplained_bytes(planner.case, fix) or fix.is_unplanned:
         return "experience"
     if fix.proven or not is_memory:

@@ -130,7 +130,7 @@ class FixPlanner:
 
     @property
     def utilization(self) -> float:
-        """gpu_memory_utilization of the failed run: as shown, else the default, or the share in use if less."""
+        """gpu_memory_utilization of the failed run: as shown, else the default, or the fraction in use if less."""
         check, compared = self.case.first("free_below_desired", _CUT_CHECK), self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
@@ -147,7 +147,7 @@ class FixPlanner:
         return min(default, math.floor(held / ledger.total_bytes * 100) / 100)
 
     def in_force(self, name: str) -> Any:
-        """A setting of the failed run: as given, else its default on this card; None where not known."""
+        """The failed run's value of setting `name`: as given, else its default on this card; None where not known."""
         if (given := getattr(self.known.args, name, None)) is not None:
             return given
         if self.failed_plan is not None:
@@ -171,7 +171,7 @@ class FixPlanner:
 
     @property
     def unpredicted_pool_bytes(self) -> int:
-        """The KV pool of the failed run's plan, where the text says that none is left: what the plan missed; else 0."""
+        """The KV pool that the failed run's plan predicts although the text says that none was left; else 0."""
         is_told = self.case.has("no_cache_blocks") and self.case.startup.available_kv_bytes is None
         return max(self.failed_plan.layout.kv_cache.bytes, 0) if is_told and self.failed_plan is not None else 0
 
@@ -191,11 +191,11 @@ class FixPlanner:
 
     @property
     def at_share(self) -> str:
-        """gpu_memory_utilization for a sentence, ` at 0.9 of the card`; empty where the text does not show it."""
+        """` at 0.9 of the card`, to append to a sentence; empty where gpu_memory_utilization is not known."""
         return f" at {self.utilization:g} of the card" if self.utilization_known else ""
 
     def release_is_within(self, first: str, last: str) -> bool:
-        """Whether the release is known and lies in this range; an empty `last` leaves it open."""
+        """Whether the release is known and lies in first..last, both included; an empty `last` means no upper bound."""
         release = self.known.release
         if not self.known.release_known or not release.at_least(first):
             return False
@@ -227,7 +227,8 @@ class FixPlanner:
         steps: tuple[str, ...] = (),
         trades: str = "",
     ) -> Fix | None:
-        """A fix by flags or environment; None where by its plan, or else the log's figures, it would not start."""
+        """A fix by flags or variables, with its reason `why` and cost `trades`; None where by its plan, or else by the
+        log's figures, it would not start."""
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None
@@ -244,7 +245,8 @@ class FixPlanner:
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
     ) -> Fix | None:
-        """The first proposal whose plan fits, else the first that starts; None if none does, or no run is planned."""
+        """Fix: the first flag change whose plan fits, else that starts; None if none does. `why`, `trades`: see
+        `plan_change`."""
         if self.failed_plan is None:
             return None
         tight: Fix | None = None
@@ -258,7 +260,7 @@ class FixPlanner:
         return tight
 
     def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
-        """The fix with the first further advice of `legroom plan` with which its tight plan fits; else as it is."""
+        """The fix, for `why`, with the first advice of `legroom plan` that makes its tight plan fit; else as it is."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
         from legroom.planning.advice import with_advice
@@ -273,7 +275,7 @@ class FixPlanner:
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """The first change of the planning lever `name` with which the server fits, else starts; None if none does."""
+        """Fix: the first change by the lever `name` (`planning/levers.py`) that fits, else that starts; or None."""
         if self.failed_plan is None:
             return None
         if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
@@ -285,7 +287,7 @@ class FixPlanner:
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
-        """The change of the lever `name` with what else it needs to start, at last a shorter context; None without."""
+        """Fix: the lever `name` with what else it needs to start, at last a shorter context; None if that fails too."""
         planned = self.extend_until_fits(self.pull_lever(name, why), why)
         if planned is not None or self.failed_plan is None:
             return planned
@@ -302,7 +304,7 @@ class FixPlanner:
         return self.first_change_that_fits(kinds_of_changes()[name], changes, why, trades=trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
-        """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
+        """Fix: several settings but `keep` changed at once, as `legroom plan` advises; None where none suffices."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
@@ -372,8 +374,8 @@ class FixPlanner:
         return failed.layout.activation.bytes - modelled.layout.activation.bytes
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
-        """Whether the pool, planned too small, surely holds a request; while serving, capturing graphs or in an unknown
-        phase, whether a GiB more is free, or a tenth of a small card."""
+        """Whether the pool, too small in the plan `failed`, surely holds a request; while serving, capturing graphs or
+        in an unknown phase, whether a GiB more is free, or a tenth of a small card."""
         if self.case.phase in (None, "serving", "startup_graph"):
             enough = min(GIB, failed.layout.total_bytes // 10)
             return made.layout.headroom_bytes - failed.layout.headroom_bytes >= enough
@@ -436,7 +438,7 @@ class FixPlanner:
         return fix or self.lower_utilization_or_len(value, why)
 
     def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
-        """A smaller kv_cache_memory_bytes, as vLLM ignores the utilization where it is set; None if none starts."""
+        """Fix: kv_cache_memory_bytes lower by `need_bytes`, as it overrides the utilization; None if none starts."""
         most = pool_bytes - need_bytes - max(GIB // 2, need_bytes // 4)
         sizes = [size for step in range(15) if (size := (most - step * GIB // 2) // MIB * MIB) > 0]
         if not (proposals := [{"kv_cache_memory_bytes": size} for size in sizes]):
@@ -475,7 +477,7 @@ class FixPlanner:
             return None
 
     def longest_planned(self, made: Plan | None, flags: Mapping[str, Any]) -> int | None:
-        """The longest max_model_len with which the plan of these flags starts; None where none of use does."""
+        """The longest max_model_len, of a few below that of plan `made`, that starts with these flags; else None."""
         from legroom.planning.levers import LEVERS
 
         shorter = next(lever for lever in LEVERS if lever.name == "shorter context")
@@ -483,7 +485,7 @@ class FixPlanner:
         return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
     def raise_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Fix: utilization higher by what is missing; None where too little stays free outside the budget."""
+        """Fix: utilization higher by `need_bytes`; None where too little stays free outside the budget."""
         total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
         args = self.given_args
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
@@ -499,7 +501,7 @@ class FixPlanner:
         return fix if fix is None or self.utilization_known else self.relative_to_share(fix)
 
     def relative_to_share(self, fix: Fix) -> Fix:
-        """The fix with its share as a difference to the one in force, which the text does not show."""
+        """The fix with its utilization as a step, `add 0.05 to ...`, as the text does not show the value in force."""
         value, name = fix.flags["gpu_memory_utilization"], "--gpu-memory-utilization"
         change = round(value - self.utilization, 3)
         step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"
@@ -533,7 +535,7 @@ def bytes_without_kv(layout: Layout) -> int:
 
 
 def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
-    """The measured sizes that stay valid with these flags changed; None without any, or where the weights change."""
+    """The sizes in `seen` that stay valid once these flags change; None without any, or where the weights change."""
     if seen is None or flags.keys() & flags_changing("weights"):
         return None
     if flags.keys() & flags_changing("peak"):
@@ -550,8 +552,8 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, and those that follow in it: of prompt logprobs the copies that a traceback or
-    black box shows, else half of it; the whole request if fragmented; 1 GiB without sizes."""
+    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
+    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB

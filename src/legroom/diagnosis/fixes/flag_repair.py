@@ -27,13 +27,13 @@ _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def has_given_pool(args: ServeArgs) -> bool:
-    """Whether a flag sets the KV pool's size, so that vLLM does not measure it at start."""
+    """Whether a flag sets the KV pool's size, so that vLLM does not compute it at start."""
     sizes = (args.num_gpu_blocks_override, args.kv_cache_memory_bytes, args.env.get(_CPU_SPACE_VARIABLE))
     return any(size is not None for size in sizes)
 
 
 def larger_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A larger explicit pool that holds one request of max_model_len; None where no flag sets the pool's size."""
+    """Fix: a larger explicit KV pool that holds one request of max_model_len; None where no flag sets its size."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
         return _more_pool_blocks_fix(planner, args) or _scaled_pool_fix(planner, "num_gpu_blocks_override")
@@ -49,8 +49,8 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     return Fix("kv_cache_memory_bytes", "The message names it: on the CPU backend it is the pool.", steps=steps)
 
 
-def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
-    """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
+def advised_utilization_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
+    """Fix: the gpu_memory_utilization that vLLM's line about CUDA graphs advises; None if that adds too little."""
     printed = planner.case.first("graph_share")
     advised = printed.facts.get("advised_ratio") if printed else None
     total = planner.total_bytes or max(card.total_bytes for card in all_gpus())
@@ -74,7 +74,7 @@ def _scaled_pool_fix(planner: FixPlanner, name: str) -> Fix | None:
 
 
 def _more_pool_bytes_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A --kv-cache-memory-bytes that holds one request of max_model_len; None where none does."""
+    """Fix: a --kv-cache-memory-bytes that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
         return None
@@ -93,7 +93,7 @@ def _more_pool_bytes_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
 
 
 def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A --num-gpu-blocks-override that holds one request of max_model_len; None where none does."""
+    """Fix: a --num-gpu-blocks-override that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
@@ -103,7 +103,7 @@ def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
 
 
 def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
+    """Fix: a VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, 0)
     if plan is None:
         return None
@@ -138,7 +138,7 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
 
 
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
-    """The pixels that the text bounds an image by, else one image and no video a prompt, and max_pixels where known."""
+    """Fix: the pixel limit that the text names, else one image and no video a prompt, and max_pixels if it applies."""
     # A limit of 0 refuses what the text serves.
     told = " ".join(item.text.lower() for item in planner.case.evidence if item.role != "frame")
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": int(" video" in told)}}
@@ -160,7 +160,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
-    """The flag change for each refusal of vLLM's in the text: unknown flags first, a value that it names last."""
+    """Fixes for the refusals by vLLM in the text: unknown flags first, a flag whose value is named last."""
     case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
@@ -180,7 +180,7 @@ def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def named_value_fix(planner: FixPlanner, message: str) -> Fix | None:
-    """Without the flag whose value the message names; None where it names the values of none or of several."""
+    """Fix: remove the flag whose value the message names; None where it names values of none or of several."""
     typed = {name: value for name, value in typed_flags(planner).items() if isinstance(value, str) and name != "model"}
     named = [name for name, value in typed.items() if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", message)]
     if len(named) != 1 or typed[named[0]] == "auto":
@@ -224,7 +224,7 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
 
 
 def _positional_model_fix(planner: FixPlanner, word: str) -> Fix:
-    """`vllm serve` takes the model by position; the api_server module only as --model."""
+    """Fix: the model (`word`) by position for `vllm serve`, as --model for the api_server module."""
     steps = (f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",)
     return Fix("flag", reason("model_by_position", {"word": word}), steps=steps)
 
@@ -249,7 +249,7 @@ def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> 
 
 
 def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
-    """The text as the release parses a value of the flag `dest`; True, as of a switch, for an empty one."""
+    """The value of flag `dest` as this release parses `text`; True (a switch) for an empty text."""
     if not text:
         return True
     flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
@@ -297,7 +297,7 @@ def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: a step large enough for a whole prompt, or for one token of every sequence; None if neither is printed."""
+    """Fix: --max-num-batched-tokens for a whole prompt, or a token of every sequence; None if neither is printed."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
@@ -331,7 +331,7 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Of the values that pydantic lists, the least above the refused one, else the largest; None for other refusals."""
+    """Fix: of the values that pydantic lists, the least above the refused one, else the largest; else None."""
     match = prose("literal").search(evidence.window)
     if match is None or flag_kind_ever(flag_name(match["name"])) is None:
         return None
@@ -341,7 +341,7 @@ def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def fewer_ranks_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: as many tensor-parallel ranks as GPUs, or that the plan does not fit on them; None if they are not told."""
+    """Fix: as many tensor-parallel ranks as vLLM's error says there are GPUs, or a larger machine; else None."""
     error, stages = planner.case.first("too_few_gpus"), planner.known.args.pipeline_parallel_size or 1
     have = error.number("have_count") if error is not None else None
     if not have or have < stages:
@@ -357,7 +357,7 @@ def fewer_ranks_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """The setting that the message names taken out; None for a name that is no flag of any release."""
+    """Fix: without the setting that the message names; None where it is no flag of any release."""
     name, value = (str(evidence.facts[key]) for key in ("name", "value"))
     if flag_kind_ever(flag_name(name)) is None:
         return None
@@ -365,7 +365,7 @@ def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | N
 
 
 def _unknown_keyword_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """The keyword left out that this release's engine arguments lack; None where no release has such a setting."""
+    """Fix: without the keyword that this release's engine arguments lack; None where no release has such a setting."""
     name = str(evidence.facts["name"])
     if "EngineArgs" not in str(evidence.facts["callee"]) or flag_kind_ever(flag_name(name)) is None:
         return None
@@ -388,7 +388,7 @@ _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
 
 
 def typed_flags(planner: FixPlanner) -> dict[str, Any]:
-    """The flags exactly as typed, by Python name."""
+    """The flags exactly as typed: vLLM's Python name (`max_model_len`) -> value."""
     args = planner.given_args
     return {
         field.name: value
@@ -398,5 +398,5 @@ def typed_flags(planner: FixPlanner) -> dict[str, Any]:
 
 
 def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
-    """A fix that only corrects flags."""
+    """A fix that only corrects flags: vLLM's Python name -> value, None to remove it."""
     return Fix("flag", why, dict(flags), steps=steps)

@@ -81,7 +81,7 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
 
 
 def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
-    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
+    """Fix: the visible cards that are not used, where the weights are larger than the one that is; else None."""
     cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
     if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
         return None
@@ -92,7 +92,7 @@ def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
 
 
 def is_likely_alone(planner: FixPlanner) -> bool:
-    """Whether the machine has one card, by the text, or by a card of a workstation where it tells of no others."""
+    """Whether the machine has one card: the text says so, or it is a workstation's and no others are mentioned."""
     is_of_workstation = planner.known.gpus is None and 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
     return planner.known.ranks == 1 and (planner.known.gpus == 1 or is_of_workstation)
 
@@ -108,12 +108,12 @@ def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _ranks_asked(fix: Fix | None) -> int:
-    """The ranks that a fix's flags ask for, 1 where they ask for none; 0 for None."""
+    """The number of ranks that a fix's flags ask for, 1 where they ask for none; 0 for None."""
     return math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
-    """Weights in 8 bits, where half of them is more than the pool lacks; None otherwise and for 4-bit weights."""
+    """Fix: weights in 8 bits, where that saves more than the pool lacks; None otherwise and for 4-bit weights."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
         return None
@@ -129,7 +129,7 @@ def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
 
 
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
+    """Fixes where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
     if not total or not weights or not accounting.weights_over_budget_bytes:
@@ -145,7 +145,7 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
-    """Smaller steps and a smaller pool, where the card (`total` bytes) exceeds the `needed` weights and overhead."""
+    """Fix: smaller steps and pool, where `total` bytes of the card exceed the `needed` weights and overhead."""
     short = planner.oom_shortage_bytes + GIB
     flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
     share = math.floor((planner.utilization - short / total) * 100) / 100

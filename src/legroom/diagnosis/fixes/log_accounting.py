@@ -52,7 +52,7 @@ class LogAccounting:
 
     @property
     def likely_total_bytes(self) -> int | None:
-        """The card's total; where not printed, the smallest that weights and pool allow, which is safe for shares."""
+        """The card's total; where not printed, the smallest that weights and pool allow; None without those."""
         if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
             return self.total_bytes
         beside = (self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0)
@@ -94,7 +94,7 @@ class LogAccounting:
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The longest request in tokens (multiple of 256) that the pool holds at `share`, with 3 % free; else None."""
+        """The longest request in tokens (multiple of 256) of the pool at utilization `share`, less 3 %; else None."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -121,15 +121,15 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
 
 
 def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
-    """The planned weights, else what the text says of them if that fills the card; None above one that loaded."""
-    weights = planned or told_weights_bytes(case)
+    """The planned weights, else stated ones that fill the card; None if weights that loaded disprove them."""
+    weights = planned or stated_weights_bytes(case)
     is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
     is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
     return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
 
 
-def told_weights_bytes(case: Case) -> int:
-    """A rank's weights by the size, or the parameters and the type, that the text tells; 0 where it tells neither."""
+def stated_weights_bytes(case: Case) -> int:
+    """A rank's weights by sentences that give their size, or parameters and dtype; 0 where none does."""
     told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
     by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
     said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
@@ -137,7 +137,7 @@ def told_weights_bytes(case: Case) -> int:
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
-    """KV bytes and tokens of the longest request, as the check prints them or from the printed concurrency."""
+    """(KV bytes, tokens) of the longest request by vLLM's check, or by the concurrency printed of a `pool` in bytes."""
     needed, length = (case.number("kv_bytes_short", name) for name in ("needed_bytes", "max_model_len_count"))
     if needed is not None and length is not None and needed > 0:
         return needed, length
@@ -154,7 +154,7 @@ _MAX_ITERATIONS = 3
 
 
 def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
-    """The total of the known card that matches the log's accounting; None where none does."""
+    """The total of the known card that matches the log's accounting (`seen`: its figures); None where none does."""
     from legroom.planning.plan import Target, plan  # costs a tenth of a second
     from legroom.vllm_logs.printed_flags import load_logged_model
 

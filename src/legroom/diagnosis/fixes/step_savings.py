@@ -34,7 +34,7 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
 
 
 def reduced_limit(planner: FixPlanner, number: int) -> int:
-    """A limit divided by 4, or by 2 x requested/free bytes if more, as a power of two; at least 4, or `number`."""
+    """`number` / 4, or / (2 x requested/free bytes) if that is less, as a power of two; at least 4 (or `number`)."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -83,7 +83,7 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
     why = f"{gib(missing)} are missing: {parts} to become smaller, beside what a larger share gives."
     steps: tuple[str, ...] = () if is_known else known_fix("what_decides").steps
     if not planner.utilization_known:
-        steps = (_share_rule(planner, missing), *steps)
+        steps = (_utilization_rule(planner, missing), *steps)
     fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
     if fix is not None or planner.failed_plan is None:
         return fix
@@ -92,8 +92,8 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
     return Fix("raise_util", why, flags, steps=steps, trades=trades, is_unplanned=True)
 
 
-def _share_rule(planner: FixPlanner, missing: int) -> str:
-    """What a share that the text does not show has to become, with the number for the card that it names."""
+def _utilization_rule(planner: FixPlanner, missing: int) -> str:
+    """A step: how far to raise an unknown gpu_memory_utilization for `missing` bytes and one request, by card size."""
     need, card = missing + max(planner.one_request_bytes, GIB), planner.total_bytes
     on = ", ".join(f"{need / size:.2f} on {gib(size)}" for size in ([card] if card else _CARDS_BYTES))
     sum_of = f"({gib(missing)} + one request, {gib(need - missing)} or what yours takes)"

@@ -67,7 +67,7 @@ def _servers_at(host: str, context: Context) -> list[StartedServer]:
 
 
 def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
-    """The names under which a server answers; an empty one where the file does not tell."""
+    """The names under which a server's model is asked for; an empty one among them where the file does not tell."""
     args = context.parsed_args(server).args
     adapters = [each.partition("=")[0] for each in other_values(args, "--lora-modules") or ()]
     return (*(other_values(args, "--served-model-name") or (args.model,)), *adapters)
@@ -75,7 +75,7 @@ def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
 
 @checks(StartedServer, "does-not-fit")
 def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> Findings:
-    """A server that does not fit any card that its file names, or the only one that all files do."""
+    """A server that fits none of the GPUs that its own file names, or not the only one that all files name."""
     is_example = kind_of(server.place.path, "") == "document"  # it may name a card of another example
     if not context.named_cards or server.gpu_names or not server.runs_on_gpus or is_example:
         return
@@ -105,7 +105,7 @@ def claim_below_weights(document: Node, context: Context) -> Findings:
 
 
 def _below_weights(storage: Node, servers: list[StartedServer], context: Context) -> Findings:
-    """The size of a claim that is smaller than the checkpoint of one of its servers."""
+    """A finding where the claim's size (`storage`) is below the checkpoint of one of these servers."""
     plans = [plan_of_server(each, context.release_of(each)) for each in servers]
     of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
     size, needed = kubernetes_bytes(storage.scalar or ""), max((plan.checkpoint_bytes for plan in of_hub), default=0)
@@ -118,7 +118,7 @@ def _below_weights(storage: Node, servers: list[StartedServer], context: Context
 
 @checks(Node, "path-missing", "rollout-stuck")
 def claims_of_several_pods(document: Node, context: Context) -> Findings:
-    """A claim of the production stack below its model's weights, and a ReadWriteOnce claim of several workloads."""
+    """A volume claim of the production-stack chart below its weights; a ReadWriteOnce one of several workloads."""
     for spec in document.list("servingEngineSpec", "modelSpec"):
         storage, url = spec.get("pvcStorage"), spec.get("modelURL")
         if storage is not None and url is not None:

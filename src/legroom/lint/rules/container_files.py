@@ -24,7 +24,7 @@ _IN_IMAGE = re.compile(r"/(vllm-workspace|usr|opt|etc|dev|proc)/|/dev/")
 
 @checks(StartedServer, "cache-lost", "path-missing")
 def weights_of_hub(server: StartedServer, context: Context) -> Findings:
-    """A model of the Hub in vLLM's own image whose cache no volume holds."""
+    """A container that downloads its model at each start, as no volume holds the Hub's cache, or cannot download it."""
     args = context.parsed_args(server).args
     # A name without an organization is no folder of vLLM's image, and without a model vLLM serves its default one.
     is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and "/" not in args.model
@@ -61,7 +61,7 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
 
 @checks(StartedServer, "model-missing")
 def model_left_out(server: StartedServer, context: Context) -> Findings:
-    """A container of vLLM that is given no model, or one without its organization."""
+    """A vLLM container without a model, or with a Hub id without its organization (`Qwen3-8B`)."""
     model = context.parsed_args(server).args.model
     is_passed_on = is_published_by_vllm(server.image) or (is_server_image(server.image) and len(server.words) > 2)
     is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_passed_on and not server.launcher
@@ -121,7 +121,7 @@ def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
 
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
-    """The mount at the path, above it, or below it."""
+    """The mount whose path is this one, a parent or a child of it; None without one."""
     folder = f"{path.rstrip('/')}/"
     paths = ((mount, f"{mount.path.rstrip('/')}/") for mount in mounts)
     return next((mount for mount, at in paths if folder.startswith(at) or at.startswith(folder)), None)

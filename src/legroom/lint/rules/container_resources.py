@@ -54,7 +54,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
 
 
 def _limit_below_files(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
-    """A limit that holds the processes, and not the weights, /dev/shm beside them or the pages of the checkpoint."""
+    """A memory limit that holds the processes (`held` bytes), but not CPU weights, /dev/shm or the page cache."""
     own = plan_of_server(server, context.release_of(server))
     size = own.checkpoint_bytes if own is not None else 0
     space = number_of(server.env["VLLM_CPU_KVCACHE_SPACE"].text) * GIB if "VLLM_CPU_KVCACHE_SPACE" in server.env else 0

@@ -66,7 +66,7 @@ def python_in_image(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _positional_model(server: StartedServer, context: Context) -> Findings:
-    """A model without --model for an image whose entry point is the API server's module, which does not read it."""
+    """A model by position for an old image whose entry point takes it by --model alone."""
     # `vllm serve` is the image's own, and not of a chart or a controller.
     is_entry_point = server.read_as.startswith(_OF_IMAGE) and len({word.offset for word in server.words[:2]}) == 1
     model, release = server.words[2] if len(server.words) > 2 else None, context.release_of(server)
@@ -82,7 +82,7 @@ def _positional_model(server: StartedServer, context: Context) -> Findings:
 
 
 def _image_facts(key: str) -> str:
-    """One of the facts about vLLM's own image in `server_image.json`."""
+    """The fact `key` about vLLM's own image in `server_image.json`."""
     return str(read_data("server_image.json")[key])
 
 
@@ -118,13 +118,13 @@ def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
 
 
 def _is_whole(server: StartedServer) -> bool:
-    """Whether the file tells more of a container than its command: it is no excerpt."""
+    """Whether the file gives volumes, probes or a start limit of a container, so that it is no excerpt."""
     return server.mounts is not None or bool(server.probes) or server.start_limit is not None
 
 
 @checks(StartedServer, "release-unsafe")
 def release_with_known_holes(server: StartedServer, context: Context) -> Findings:
-    """A release with a hole that whoever reaches the port can use."""
+    """A pinned release with a known vulnerability that anyone who reaches the port can exploit."""
     is_open = server.is_release_assumed and not images.image_release(server.image)  # a build may choose another
     if not server.named_release or is_open or context.is_release_given or not _is_whole(server):
         return

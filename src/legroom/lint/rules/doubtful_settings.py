@@ -30,7 +30,7 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
 
 
 @checks(StartedServer, "flag-ignored")
-def share_of_gpu(server: StartedServer, context: Context) -> Findings:
+def overridden_utilization(server: StartedServer, context: Context) -> Findings:
     """A --gpu-memory-utilization that another flag overrides."""
     args, word = context.parsed_args(server).args, flag_word(server, "--gpu-memory-utilization")
     share = args.gpu_memory_utilization
@@ -65,7 +65,7 @@ def flags_without_companions(server: StartedServer, context: Context) -> Finding
 
 @checks(StartedServer, "flag-ignored", "tool-parser")
 def features_without_effect(server: StartedServer, context: Context) -> Findings:
-    """LoRA that no adapter uses, and a tool parser that does not read the model's calls."""
+    """LoRA without an adapter, and a tool parser that cannot read the tool calls of this model."""
     word, args = flag_word(server, "--enable-lora"), context.parsed_args(server).args
     is_complete = server.runs not in ("shell", "config", "python") and not has_open_words(server)
     loads = flag_word(server, "--lora-modules", "--config") or any(

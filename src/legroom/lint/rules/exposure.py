@@ -18,7 +18,7 @@ _WORKLOADS = ("Deployment", "StatefulSet", "Pod")
 
 @checks(StartedServer, "port-unreachable")
 def published_ports(server: StartedServer, context: Context) -> Findings:
-    """A container that publishes another port than the server's, or whose server listens for itself alone."""
+    """A container that publishes another port than its server's, or whose server listens on loopback only."""
     args = context.parsed_args(server).args
     if server.launcher or not server.words or not server.in_container or flag_word(server, "--config"):
         return
@@ -64,7 +64,7 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 
 @checks(Node, "port-unreachable")
 def references_of_manifest(document: Node, context: Context) -> Findings:
-    """Services without pods, Ingresses and ServiceMonitors without Services, and ports that those do not name."""
+    """Services without pods, Ingresses and monitors without Services, autoscalers without workloads, unknown ports."""
     readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))
@@ -77,17 +77,17 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
 
 
 def _labels(manifest: Node, *keys: str) -> dict[str, str]:
-    """The labels, or what else is a mapping of texts, at the path of these keys; empty where there is none."""
+    """The string mapping, such as labels, at the path of these keys in a manifest; empty where there is none."""
     return {key: value.scalar or "" for key, value in manifest.items(*keys)}
 
 
 def _pod_of(workload: Node) -> Node:
-    """The template of a workload's pods; a Pod is its own."""
+    """The pod template of a workload; a Pod itself."""
     return workload if workload.text("kind") == "Pod" else workload.get("spec", "template") or workload
 
 
 def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """What keeps a Service from the pods of the linted manifests; nothing where a template or an operator tells."""
+    """(node, what is wrong, what to write) where a Service misses the linted manifests' pods; none if unsure."""
     selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
     workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
     told = [_labels(_pod_of(each), "metadata", "labels") for each in workloads]
@@ -112,7 +112,7 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
 
 
 def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """The Service, or the port of one, that an Ingress names and the linted manifests, which have workloads, lack."""
+    """(node, what is wrong, what to write) for a Service or port of an Ingress that the linted manifests lack."""
     services = {each.text("metadata", "name"): each for each in manifests if each.text("kind") == "Service"}
     workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
     for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
@@ -126,7 +126,7 @@ def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tup
 
 
 def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """The workload that an autoscaler names and the linted manifests, which have others of its kind, lack."""
+    """(node, what is wrong, what to write) for an autoscaler's workload that the linted manifests lack."""
     target, kind = scaler.get("spec", "scaleTargetRef", "name"), scaler.text("spec", "scaleTargetRef", "kind")
     names = [each.text("metadata", "name") for each in manifests if each.text("kind") == (kind or "Deployment")]
     if target is not None and names and not any(_may_equal(target.scalar or "", name) for name in names):
@@ -134,7 +134,7 @@ def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """What keeps a ServiceMonitor from the Services of the linted manifests."""
+    """(node, what is wrong, what to write) where a ServiceMonitor matches no Service of the linted manifests."""
     services = [each for each in manifests if each.text("kind") == "Service"]
     written = [each.source.text[each.offset : each.end] for each in services]
     selector, wanted = monitor.get("spec", "selector"), _labels(monitor, "spec", "selector", "matchLabels")
@@ -151,7 +151,7 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _may_equal(first: str, second: str) -> bool:
-    """Whether two texts are the same, or may be, with what a template fills in."""
+    """Whether two texts are the same, or may be once a template in them is filled in."""
     is_open = [re.search(r"\{\{|\$", each) is not None for each in (first, second)]
     filled = (re.sub(r"\\\$(_template_|__+|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
     matches = re.fullmatch(next(filled), second) or re.fullmatch(next(filled), first)
@@ -162,7 +162,7 @@ _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 
 def _asks_for_key(server: StartedServer, context: Context) -> bool:
-    """Whether the server is given an API key, or may be; a variable whose default is empty gives none."""
+    """Whether the server requires an API key, or may; a variable with an empty default gives none."""
     given = server.env.get(_KEY)
     default = _DEFAULT.fullmatch(given.text) if given is not None else None
     is_empty = given is not None and (not given.text or (default is not None and not default[1]))
@@ -173,7 +173,7 @@ def _asks_for_key(server: StartedServer, context: Context) -> bool:
 
 @checks(StartedServer, "api-open")
 def published_without_key(server: StartedServer, context: Context) -> Findings:
-    """A server on a port of the host that other machines reach, without a key or with one that everybody knows."""
+    """A server reachable from other machines by a host port, without an API key or with a publicly known one."""
     given = server.env.get(_KEY)
     default = _DEFAULT.fullmatch(given.text) if given is not None else None
     if given is not None and default is not None and default[1]:

@@ -102,7 +102,7 @@ def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings
 
 @checks(InvokedCommand, "flag-cut-off")
 def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
-    """A command after a server that begins with one of vLLM's flags."""
+    """A flag of vLLM's where a command should be: the server's command before it lacks a backslash."""
     if command.is_cut_off and plain_name(command.words[0].text) in flags_ever():
         message = f"{command.words[0].text} does not reach vLLM: the command ends on a line before it"
         suggestion = "end every line but the last with a backslash, with no comment line between them"
@@ -110,7 +110,8 @@ def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
-    """Whether a problem is no mistake of its author; `strays`: words of no flag, `extension`: another reader."""
+    """Whether a flag's problem is not its author's mistake; `strays`: number of words that belong to no flag,
+    `extension`: the program that reads the flags instead of vLLM, or empty."""
     is_stray = not problem.flag.startswith("-")
     if is_stray and (strays > 2 or server.runs in ("config", "python") or has_open_words(server)):
         return True  # a sentence, or the value of a key that is reported already
@@ -169,7 +170,7 @@ def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[
 
 
 def _feature(flag: str) -> str:
-    """The first two words of a flag's name, without the word that switches it: `tiered-moe`."""
+    """The first two words of a flag's name without `enable`, `no` ...: `tiered-moe` of `--enable-tiered-moe-cache`."""
     words = flag.strip("-").split("-")
     return "-".join(words[words[0] in ("enable", "disable", "no", "use") :][:2])
 
@@ -215,7 +216,7 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:
-    """Whether the flag's value is an empty word, as a script leaves it to switch the flag off."""
+    """Whether the flag's value is an empty word, such as an unset variable of a script."""
     texts = [word.text for word in server.words]
     pairs = zip(texts, [*texts[1:], None], strict=True)
     return any(plain_name(text) == flag and (text.endswith("=") or after == "") for text, after in pairs)
@@ -223,7 +224,7 @@ def _is_emptied(server: StartedServer, flag: str) -> bool:
 
 @checks(StartedServer, "flag-costly")
 def abbreviated_flags(server: StartedServer, context: Context) -> Findings:
-    """Flags that argparse takes for the only one that begins so."""
+    """Abbreviated flags (`--max-model`), which argparse completes while only one flag begins so."""
     table = flags_of(context.release_of(server))
     for word in server.words if server.runs != "config" and not server.launcher else ():
         name = plain_name(word.text)
@@ -234,7 +235,7 @@ def abbreviated_flags(server: StartedServer, context: Context) -> Findings:
 
 
 def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
-    """A share of GPU memory above 1, which every release refuses."""
+    """A --gpu-memory-utilization above 1, which every release refuses."""
     share = context.parsed_args(server).args.gpu_memory_utilization
     word = flag_word(server, _SHARE, "--device-memory-utilization")
     if share is None or share <= 1 or word is None:
@@ -246,7 +247,7 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
 
 
 def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
-    """Keys and values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
+    """Values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
     if server.gpu_names or server.call is not None:
         return
     is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
@@ -263,7 +264,8 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """--max-num-batched-tokens below --max-num-seqs, or below --max-model-len without chunks; for unknown models."""
+    """--max-num-batched-tokens below --max-num-seqs, or without chunked prefill below --max-model-len; only where no
+    plan of the server reports that."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:
@@ -290,7 +292,7 @@ def _checkpoint_of_another_method(server: StartedServer, context: Context) -> Fi
 
 
 def _unknown_quantization(server: StartedServer, context: Context) -> Findings:
-    """A method that no release has; a note where this release alone has none and no plugin brings it."""
+    """A --quantization method of no release; a note where only this release lacks it and no plugin adds it."""
     word, methods = flag_word(server, "--quantization"), read_data("quantization_methods.json")["methods"]
     method, release = flag_value(server, word) if word is not None else "", context.release_of(server)
     is_gone = method not in quantization_methods(release) and plugin_of(method, release) is None

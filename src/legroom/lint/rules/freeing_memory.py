@@ -40,7 +40,7 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
 
 @checks(InvokedCommand, "gpu-reset", "empty-cache", "command-doubtful", "image-moving")
 def doubtful_commands(command: InvokedCommand, context: Context) -> Findings:
-    """Commands that free nothing, undo what a start needs, or say less than they mean."""
+    """Commands that match `command_mistakes.json`: they free no memory, or undo what a start needs."""
     for row in read_data("command_mistakes.json")["rows"]:
         found = re.search(row["pattern"], command.line or " ".join(command.texts()), re.DOTALL)
         if found is None or (row["rule"] == "gpu-reset" and context.configures_mig):
@@ -56,7 +56,7 @@ _SHELL_SYNTAX = pattern("freeing_memory.shell_syntax")
 
 @checks(Unit, "unit-sandbox", "unit-orphans", "env-meaning")
 def settings_of_unit(unit: Unit, context: Context) -> Findings:
-    """A systemd unit in which vLLM cannot start, or whose workers outlive it."""
+    """A systemd unit in which vLLM cannot start, or whose worker processes outlive it."""
     start = unit.settings["ExecStart"]
     if "vllm" not in start.text.lower():
         return

@@ -105,7 +105,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
 
 
 def _metric_families(expression: Expression, context: Context) -> set[str]:
-    """Family names that a program may use: it often adds `_sum` and `_count` to a histogram's name itself."""
+    """Families of vLLM whose bare name a program may hold, as it adds `_sum`, `_count` or `_total` itself."""
     kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
     metrics = (metric for metric in metrics_of(context.release_of_series) if metric.type in kinds)
     return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
@@ -130,7 +130,7 @@ def _may_be_native_histogram(expression: str) -> bool:
 
 
 def is_series_of_exporter(expression: Expression) -> bool:
-    """Whether it queries a `vllm_` series that vLLM has under no spelling."""
+    """Whether the expression queries a `vllm_` series that vLLM has under no spelling."""
     names = (series.text for series in series_names(expression.text) if series.text.startswith("vllm_"))
     return expression.owner not in NAMES_ONLY and any(_base_name(name) not in _base_names() for name in names)
 
@@ -155,7 +155,7 @@ def _is_typo(name: str, instead: str) -> bool:
 
 
 def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> str:
-    """The part of a message that says which releases show the series."""
+    """The part of a message that says which releases show the series; `spans`: (first, last) release of each range."""
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)

@@ -80,7 +80,7 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
-    """Whether the token `aggregation` is over buckets, or over no series of vLLM that is known; `after`: its clause."""
+    """Whether the aggregation at this token index is over buckets or unknown series; `after`: index after its `by`."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
         first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
@@ -121,7 +121,7 @@ _UP = (">", ">=")
 
 @dataclass(frozen=True)
 class _Compared:
-    """One operand, its known series, and the number it is compared with."""
+    """A PromQL operand, its known series, and the number it is compared with."""
 
     operand: Operand
     comparison: Comparison
@@ -140,7 +140,7 @@ class _Compared:
 
     @property
     def roles(self) -> set[str]:
-        """What the series measure; an empty string among them where one has no role."""
+        """What the series measure (`kv_use` ...); an empty string among them where one has no role."""
         return {_SHARE_OF.get(series.text) or role_of(series.text) or "" for series in self.named}
 
     @property
@@ -155,7 +155,7 @@ class _Compared:
 
     @property
     def is_over_time(self) -> bool:
-        """Whether a function over time, such as rate(), is applied, so that the value is no level."""
+        """Whether a function over time, such as rate(), is applied, so that it is not a current value."""
         return bool(self.operand.functions & NO_LEVEL)
 
 
@@ -163,8 +163,8 @@ _OF_ITSELF = pattern("promql_alerts.of_itself")
 
 
 @checks(Expression, "promql-ratio")
-def share_of_itself(expression: Expression, context: Context) -> Findings:
-    """A rate over the rate of the same series with fewer matchers, without sum(): PromQL pairs equal labels."""
+def rate_divided_by_itself(expression: Expression, context: Context) -> Findings:
+    """A rate divided by the rate of the same series without sum(): PromQL pairs equal labels, so the ratio is 1."""
     for found in _OF_ITSELF.finditer(expression.text) if _is_query(expression) else ():
         message = f"PromQL pairs equal labels: each {found['name']} is divided by itself, which is 1"
         yield finding("promql-ratio", expression.locate(found.start("name")), message, "write sum() on both sides")
@@ -172,7 +172,7 @@ def share_of_itself(expression: Expression, context: Context) -> Findings:
 
 @checks(Expression, "promql-counter-level", "promql-units", "promql-ratio")
 def wrong_thresholds(expression: Expression, context: Context) -> Findings:
-    """Thresholds against a counter's level, in the wrong unit, or a share where tokens are counted."""
+    """Thresholds on a counter's value instead of its rate, in the wrong unit, or a ratio where tokens are counted."""
     sides = list(operands(expression.text)) if expression.owner in COMPARED else []
     for operand in sides:
         named = tuple(series for series in series_names(operand.text) if type_of(series.text))
@@ -182,7 +182,7 @@ def wrong_thresholds(expression: Expression, context: Context) -> Findings:
 
 
 def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
-    """At most one problem of one comparison: a share, a counter's level or a unit."""
+    """At most one finding on a threshold: a ratio for tokens, a counter's value, or milliseconds for seconds."""
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
             yield _percent_finding(expression, compared)
@@ -193,12 +193,12 @@ def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
 
 
 def _as_share(compared: _Compared) -> float:
-    """The threshold as a ratio, also where the expression is multiplied by 100."""
+    """The threshold as a ratio from 0 to 1; divided by 100 where the expression is multiplied by 100."""
     return compared.comparison.number / (100 if _scale_factor(compared.operand) == 100 else 1)
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
-    """The finding where a rate of tokens is compared with a share, written as a ratio or in percent."""
+    """The finding where a rate of tokens is compared with a ratio or a percentage."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -303,7 +303,7 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
 
 
 def _lead(alert: Expression) -> str:
-    """The alert's name and a space, to start a message with; empty where it has no name."""
+    """The alert's name and a space, as the beginning of a message; empty where it has no name."""
     return f"{alert.name} " if alert.name else ""
 
 

@@ -36,7 +36,7 @@ def refused_manifest(document: Node, context: Context) -> Findings:
 
 
 def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_Refusal]:
-    """What the API server refuses in the pods of a manifest."""
+    """(node, what is wrong, what to write) for what the API server refuses in the pods of a manifest."""
     if document.get("apiVersion") is None:
         return
     wanted = dict(document.items("spec", "selector", "matchLabels"))
@@ -99,7 +99,7 @@ def misplaced_fields(document: Node, context: Context) -> Findings:
 
 
 def _refused_container(container: Node) -> Iterator[_Refusal]:
-    """Numbers where a container takes texts, and GPUs that are requested without a limit."""
+    """(node, what is wrong, what to write) for numbers where a container takes strings, and GPUs without a limit."""
     texts = [*container.list("command"), *container.list("args")]
     texts += [value for item in container.list("env") if (value := item.get("value")) is not None]
     for node in texts:
@@ -114,7 +114,7 @@ def _refused_container(container: Node) -> Iterator[_Refusal]:
 
 
 def _refused_user(container: Node, pod: Node) -> Node | None:
-    """The setting by which a node refuses to start vLLM's image, whose user is root."""
+    """The `runAsNonRoot: true` by which a node refuses vLLM's image, whose user is root; None without one."""
     both = [node for owner in (container, pod) if (node := owner.get("securityContext")) is not None]
     has_user = any(node.get("runAsUser") is not None for node in both)
     image = container.text("image")
@@ -124,7 +124,7 @@ def _refused_user(container: Node, pod: Node) -> Node | None:
 
 
 def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
-    """What Compose refuses: services without their key, incomplete reservations, unknown volumes."""
+    """(node, what is wrong, what to write) for services without a key, incomplete reservations, unknown volumes."""
     path = document.source.path
     if document.get("services") is None:
         first = next((value for _, value in document.items() if value.get("image") is not None), None)
@@ -160,7 +160,7 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
 
 
 def _same_names(document: Node) -> Iterator[_Refusal]:
-    """Services that start together and have the same name of their container."""
+    """(node, what is wrong, what to write) for services that start together with the same container name."""
     seen: set[str] = set()
     for _, service in document.items("services"):
         name = service.get("container_name")

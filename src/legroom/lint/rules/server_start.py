@@ -82,7 +82,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
 
 @checks(StartedServer, "does-not-fit")
 def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
-    """A service on a GPU of which the services before it, or of other programs, leave less than it asks for."""
+    """A service that asks for more of a GPU than services before it, or other programs, leave."""
     used, where = _shares(server, context), flag_place(server, "--gpu-memory-utilization")
     before = context.servers[: context.servers.index(server)] if server in context.servers else ()
     others = [(each.read_as, _shares(each, context)) for each in before if _can_meet(server.profiles, each.profiles)]
@@ -102,12 +102,12 @@ def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
 
 
 def _can_meet(profiles: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether some `compose up` starts services with these profiles together; one without profiles always starts."""
+    """Whether services with these Compose profiles may run together; one without profiles always starts."""
     return not profiles or not others or not {*profiles}.isdisjoint(others)
 
 
 def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterator[tuple[str, bool]]:
-    """The Compose services without vLLM that reserve the GPU, and whether they are engines that fill it too."""
+    """(Compose service, whether its engine fills the GPU too) for services without vLLM that reserve the GPU."""
     known = {each.read_as for each in context.servers}
     for name, service in (each for document in context.documents for each in document.items("services")):
         devices = service.list("deploy", "resources", "reservations", "devices")
@@ -120,7 +120,7 @@ def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterat
 
 
 def _shares(server: StartedServer, context: Context) -> dict[int, float]:
-    """The share of its memory that a server asks of each GPU it uses; empty where the file does not tell."""
+    """GPU index -> the gpu_memory_utilization that a server asks of it; empty where the file does not tell."""
     args = context.parsed_args(server).args
     if args.kv_cache_memory_bytes is not None or not server.runs_on_gpus:
         return {}
@@ -176,7 +176,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
-    """Why a limit that is long enough with weights at hand may end the first start; empty where it does not."""
+    """Why a start limit that suffices with cached weights may end the first start; empty where it does not."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
     expected_s = planned_server(plan_document(own.plan)).times.expected_s if own is not None else math.inf
     if "liveness" in kinds and "startup" not in kinds:

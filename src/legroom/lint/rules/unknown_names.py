@@ -43,7 +43,7 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 @checks(StartedServer, "env-meaning")
 def misunderstood_variables(server: StartedServer, context: Context) -> Findings:
-    """Variables of vLLM and its libraries that cost more than they give, or do nothing."""
+    """Variables in `variable_meanings.json`, of vLLM and its libraries, that cost more than they give or do nothing."""
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""

@@ -51,7 +51,7 @@ def speed(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def card(request: dict[str, Any]) -> dict[str, Any]:
-    """Of the named models: `models`, the best checkpoint of each that fits, and `too_large`, the nearest misses."""
+    """The named models on one GPU: `models`, the best checkpoint of each that fits, and the near misses `too_large`."""
     from legroom.facts.bundled import find
     from legroom.simulation.card_models import CardSearch, models_on_card
     from legroom.sweeps import ProcessExecutor
@@ -66,7 +66,7 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
-    """The terms of every part, as `legroom plan --explain-math` prints them."""
+    """The terms of every part of the plan's memory, as `legroom plan --explain-math` prints them."""
     from legroom.render.plan_parts import certainty_text, layout_parts
 
     planned = plan_of_request(request, advice=False)
@@ -229,7 +229,7 @@ def _config_name(config: dict[str, Any] | None) -> str:
 
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom simulate --json`, and the pool over time."""
+    """The document of `legroom simulate --json`, and the used KV blocks over time."""
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.flag_search import lasting_verdict
     from legroom.simulation.from_plan import hardware
