@@ -8,7 +8,13 @@ from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SEN
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.causes.weights_too_big import loads_with_ease
 from legroom.diagnosis.causes.weights_too_big import loads_with_ease
-from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
+from legroom.diagnosis.confidence import (
+    EvidenceKind,
+    confidences,
+    diagnosis_accuracy,
+    evidence_kind,
+    first_fix_success_rate,
+)
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_dead_ends, checked_fixes, fix_ground, unexplained_bytes

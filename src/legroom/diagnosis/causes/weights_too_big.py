@@ -78,7 +78,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights are ruled out: torch held more than all of them, and no traceback shows them loading."""
+    """Whether the planned weights are far below the card, or torch held more than they and no frame shows loading."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if loads_with_ease(planner):
         return True
