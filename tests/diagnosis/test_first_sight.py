@@ -1018,5 +1018,64 @@ def test_a_container_takes_the_changed_flag_where_its_others_stand(lines: str, p
 
 
 def test_a_share_with_a_decimal_comma_is_read() -> None:
-    text = "Qwen2.5-7B on an RTX 4090 with gpu_memory_utilization 0,35: ValueError: No available memory for the cache blocks."
+    text = "Qwen2.5-7B on an RTX 4090, gpu_memory_utilization 0,35: No available memory for the cache blocks."
     assert "8.27 GiB" in first(text).why
+
+
+ALLOCATION = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted} GiB. GPU 0 has a total capacity of "
+    "21.98 GiB of which {free} GiB is free. Of the allocated memory {held} GiB is allocated by PyTorch, and "
+    "{unused} GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "- Zombie vLLM process was holding 13.9 GB GPU memory\n- The worker failed with OOM at the model load",
+            "gpu_shared_or_not_free",
+        ),
+        (ALLOCATION.format(wanted="3.60", free="2.20", held="16.20", unused="3.20"), "allocator_fragmentation"),
+        (ALLOCATION.format(wanted="41252.90", free="21.00", held="0.00", unused="0.00"), "not_memory"),
+        ("262,144 KV cache OOM (need 8.33 GiB, only 8.29 GiB)", "kv_too_small_for_max_len"),
+        (
+            "CUDA out of memory\n\nOn an AWS g4dn.xlarge:\nvllm serve acme/chatty-7b-v1.4 --dtype float",
+            "weights_too_big",
+        ),
+        ("**Symptom:** `RuntimeError: PTX compilation failed` while vLLM loads the model.", "not_memory"),
+        (
+            "- vLLM crashed at start (exit 1, NOT GPU OOM):\n  `AttributeError: 'X' object has no attribute 'weight'`",
+            "not_memory",
+        ),
+        ("[vllm] got an unexpected keyword argument '--gpu-memory-utilization'", "wrong_flag"),
+        (
+            "(raylet) file_system_monitor.cc:111: /tmp/ray/x is over 95% full, available space: 60427313152. "
+            "Object creation will fail if spilling is required.",
+            "not_memory",
+        ),
+    ],
+)
+def test_what_a_text_says_in_its_own_words_decides(text: str, cause: str) -> None:
+    assert first(text).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        ("    return Variable._execution_engine.run_backward(", "engine_trainer"),
+        (
+            '  File "/x/site-packages/transformers/modeling_utils.py", line 900, in _load_state_dict',
+            "engine_transformers",
+        ),
+        ('pipe = DiffusionPipeline.from_pretrained("x/y").to("cuda")', "engine_diffusers"),
+    ],
+)
+def test_a_frame_of_another_program_names_it(line: str, engine: str) -> None:
+    allocation = ALLOCATION.format(wanted="1.50", free="0.90", held="19.00", unused="0.20")
+    assert diagnosis(f"{line}\n{allocation}").other_engine == engine
+
+
+def test_a_share_behind_a_comparison_sign_is_the_failed_one() -> None:
+    text = "Llama-3.1-8B on an L4 runs out of memory while capturing graphs with `--gpu-memory-utilization ≥ 0.85`."
+    assert first(text).fixes[0].flags["gpu_memory_utilization"] < 0.85

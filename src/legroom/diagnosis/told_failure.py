@@ -16,6 +16,7 @@ _NEAR_CHARS = 250
 WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
 FEW_WORDS = 15
 """Fewer words beside an error are a heading or a label, not a story."""
+_MODEL_OF_COMMAND = re.compile(r"(?:--model[ =]|\bvllm serve )[\"']?([\w./-]+)")
 _WRAPPED = re.compile(r"\n(?=[a-z(`'\"\d])")
 
 Told = tuple[str, Role, str | None, re.Pattern[str]]
@@ -59,7 +60,9 @@ def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evi
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
     ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
     # Experts share a fifth of the parameters: Mixtral 8x7B has 46.7e9, 8x22B 141e9.
-    sizes = {float(each) * (int(experts) * 0.8 if experts else 1) for experts, each in size.findall(sentences)}
+    named = "\n".join(_MODEL_OF_COMMAND.findall(text)) if failures else ""
+    told = size.findall(sentences) or size.findall(named)
+    sizes = {float(each) * (int(experts) * 0.8 if experts else 1) for experts, each in told}
     if len(sizes) == 1 and not uncertain.search(text):
         yield Evidence("parameters_told", "setting", 1, "", {"billions": sizes.pop()}, is_told=True)
     if prose("names_vllm").search(sentences) and len(WORD.findall(sentences)) >= FEW_WORDS:

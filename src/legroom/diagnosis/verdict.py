@@ -7,7 +7,6 @@ from typing import Literal
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.causes.weights_too_big import loads_with_ease
-from legroom.diagnosis.causes.weights_too_big import loads_with_ease
 from legroom.diagnosis.confidence import (
     EvidenceKind,
     confidences,

@@ -114,7 +114,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
             continue
         if (is_told := message.role == "told" or message.id.endswith("_told")) and line.at:
             continue  # a logger's line is no prose
-        if is_told and _NEGATED.search(window[max(match.start() - 12, 0) : match.end()]):
+        is_prose = is_told or (message.id == "torch_oom_unsized" and not line.at)
+        if is_prose and _NEGATED.search(window[max(match.start() - 12, 0) : match.end()]):
             continue
         facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(

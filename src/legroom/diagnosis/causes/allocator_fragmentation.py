@@ -23,7 +23,8 @@ def examine(case: Case) -> Assessment | None:
     strength = Strength.SUGGESTED
     if case.has_site_frame or case.site == "serving" or nothing_was_freed(case):
         strength = Strength.POSSIBLE
-    if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
+    total = oom.total_bytes or 0
+    if oom.unallocated_bytes >= max(min(oom.wanted_bytes, total // 8 or oom.wanted_bytes), total // 20):
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
         strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card

@@ -240,6 +240,11 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     """Assesses what the text says of other processes on the card, or of an ended server's memory; None without it."""
     kept = case.first("not_released_told")
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
+    shares, holder = stated_utilizations(case), described_holder(case)
+    is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
+    if holder is not None and is_failed and case.ledger.total_bytes is None:
+        why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
+        return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
         # Where a traceback shows the failing step, the orphan may be what the failure left behind.
@@ -251,11 +256,6 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
         return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
-    shares, holder = stated_utilizations(case), described_holder(case)
-    is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
-    if holder is not None and is_failed and case.ledger.total_bytes is None:
-        why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
-        return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
     is_open = is_open and not case.has("small_neighbour_told")
     if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
@@ -352,7 +352,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
-    if (described_holder(case) is not None or case.has("device_told")) and case.is_oom:
+    is_held = described_holder(case) is not None and not case.has("not_released_told")
+    if (is_held or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
         free_it = known_fix("shares_below_one")
