@@ -112,7 +112,7 @@ def _interrupted(count: int) -> int:
 
     ProcessPoolExecutor.submit = interrupt  # type: ignore[method-assign, assignment]
     try:
-        list(ProcessExecutor(2).run(_process, None, [0.01] * count))
+        list(ProcessExecutor(2).run(_process, None, [600.0] * count))
     except KeyboardInterrupt:
         is_restored = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         return 130 if is_restored and len(whole) == count and not multiprocessing.active_children() else 1

@@ -46,12 +46,15 @@ class ProcessExecutor:
                 yield number, work(shared, item)
             return
         from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+        from multiprocessing import active_children
 
         interrupts: list[int] = []
         pool = ProcessPoolExecutor(workers, initializer=_keep_work, initargs=(work, shared))
         # KeyboardInterrupt inside the pool may leave one of its locks taken, and then its shutdown never ends.
-        is_main = threading.current_thread() is threading.main_thread()
-        handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if is_main else None
+        handler = signal.getsignal(signal.SIGINT)
+        is_raised = callable(handler) and threading.current_thread() is threading.main_thread()
+        if is_raised:
+            signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             numbers = {pool.submit(_run_kept_work, item): number for number, item in enumerate(items)}
             left = set(numbers)
@@ -59,8 +62,10 @@ class ProcessExecutor:
                 finished, left = wait(left, _INTERRUPT_CHECK_S, FIRST_COMPLETED)
                 yield from ((numbers[each], each.result()) for each in finished)
         finally:
-            if is_main:
-                signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+            if is_raised:
+                signal.signal(signal.SIGINT, handler)
+            for process in active_children() if interrupts else ():
+                process.kill()
             pool.shutdown(cancel_futures=True)
         if interrupts:
             raise KeyboardInterrupt
