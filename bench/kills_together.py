@@ -352,6 +352,7 @@ class Together:
             missing = sorted(number for number in named if journal.incident(number) is None)
             problems = [row[0] for row in journal._db.execute("PRAGMA integrity_check") if row[0] != "ok"]
         ports = (self.port, self.guard_port, self.sidecar_port)
+        titles = [process_title(pid).replace(b"\0", b" ").decode("utf-8", "replace") for pid in orphans]
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         return {
@@ -369,6 +370,7 @@ class Together:
             "journal_missing": missing,
             "journal_problems": problems,
             "orphans": len(orphans),
+            "orphan_titles": titles,
             "ports_bound": list(filter(partial(port_problem, "127.0.0.1"), ports)),
             "tracebacks": said.count("This is a bug in legroom"),
             "rounds": [asdict(kill) for kill in self.kills],

@@ -12,12 +12,14 @@ H100, LLAMA = "NVIDIA-H100-80GB-HBM3", ("--model", "meta-llama/Llama-3.1-8B-Inst
 PINNED = "vllm/vllm-openai:v0.20.0"
 
 
-def made(*args, probe=None, env=None, annotation="", gpu=H100, image=PINNED, **limits):
+def made(*args, probe=None, env=None, annotation="", gpu=H100, image=PINNED, module="", **limits):
     thing = deployment(*(args or LLAMA), gpu=gpu, image=image, **limits)
     (container,) = thing["spec"]["template"]["spec"]["containers"]
     if probe:
         container["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, **probe}
     container["env"] = [{"name": "HF_TOKEN", "value": "$(TOKEN)"}, *([env] if env else [])]
+    if module:
+        container["command"] = ["python3", "-m", f"vllm.{module}"]
     if annotation:
         thing["metadata"]["annotations"] = {"legroom/gpu": annotation}
     return thing
@@ -59,6 +61,9 @@ MANIFESTS = {
         made(*LLAMA, "-tp", "4", image="vllm/vllm-openai:v0.11.0"),
         "error",
     ),
+    "a module that is misspelt": (made(module="entrypoints.openai.api_sever"), "error"),
+    "a package that is misspelt": (made(module="entrypoint.openai.api_server"), "error"),
+    "a module that may be a fork's": (made(module="entrypoints.openai.multi_model_api_server"), "warning"),
     "a probe of another port": (made(*LLAMA, "--port", "9000", probe={"initialDelaySeconds": 3600}), "error"),
     "a GPU beyond those of the container": (made(env={"name": "CUDA_VISIBLE_DEVICES", "value": "1"}), "error"),
 }

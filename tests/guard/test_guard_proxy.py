@@ -279,12 +279,13 @@ async def test_the_metrics_page_of_the_server_gets_the_guards_series():
 
 async def test_a_guard_before_a_guard_shows_each_series_once():
     async with proxied() as (proxy, port):
-        inner = b"vllm:x 1\n" + proxy.admission.page(stopped_engines=1) + b"vllm:y 2\n"
+        inner = b"vllm:x 1\n" + proxy.admission.page(stopped_engines=1, start_requested=0) + b"vllm:y 2\n"
     async with proxied(Upstream(answer_of(inner))) as (_, port):
         lines = (await ask(port, b"", "/metrics", "GET"))[2].splitlines()
         assert len(set(lines)) == len(lines)
         assert {b"vllm:x 1", b"vllm:y 2", b"legroom_guard_pool_tokens 160.0"} <= set(lines)
-        assert b"legroom_guard_stopped_engines 1.0" in lines  # which only the one inside of vLLM can see
+        # which only the one inside of vLLM can see
+        assert {b"legroom_guard_stopped_engines 1.0", b"legroom_guard_start_requested 0.0"} <= set(lines)
 
 
 async def test_the_pool_is_learnt_from_the_servers_metrics_page():

@@ -86,6 +86,20 @@ def test_a_stopped_engine_is_not_waited_for(behind_a_guard, number):
     assert (closed, server.got, stopping.left_s()) == ([], ["kill engines"], STOPPED_REPLY_S)
 
 
+def test_an_engine_that_is_stopped_during_the_drain_ends_it(world):
+    stopping, _, clock = world
+    server = Recorder(has_engines=True)
+    stopping.on_signal(signal.SIGTERM, server)
+    assert stopping.next_check_s() <= 1.0
+    server._is_stopped = True
+    stopping.check(server)
+    stopping.check(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM", "kill engines"], STOPPED_REPLY_S)
+    clock[0] += STOPPED_REPLY_S
+    stopping.check(server)
+    assert server.got[2:] == ["SIGINT"]
+
+
 @pytest.fixture
 def behind_a_guard():
     clock, closed = [100.0], []

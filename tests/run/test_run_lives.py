@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,27 @@ def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
     (incident,) = supervised.incidents()
     assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")
     assert "hung" in incident.title
+
+
+@pytest.mark.parametrize("before_the_drain", [True, False])
+@pytest.mark.parametrize("stopped", ["engine", "API server"])
+def test_what_is_stopped_and_has_no_title_is_not_waited_for(run, stopped, before_the_drain):
+    supervised = run("--no-verify", "--drain", "60", flags=("--shutdown-timeout", "60"))
+    supervised.serving()
+    asking = threading.Thread(target=supervised.attempt, args=(9_000,), daemon=True)
+    asking.start()
+    supervised.received()
+    pid = supervised.engine() if stopped == "engine" else supervised.file()["child_pid"]
+    if before_the_drain:
+        os.kill(pid, signal.SIGSTOP)
+    supervised.process.send_signal(signal.SIGTERM)
+    if not before_the_drain:
+        supervised.said("draining")
+        os.kill(pid, signal.SIGSTOP)
+    supervised.said("an engine is stopped")
+    assert supervised.process.wait(30) is not None
+    asking.join(5)
+    assert not asking.is_alive()
 
 
 def test_a_sighup_between_two_lives_counts_for_the_next(run, port):

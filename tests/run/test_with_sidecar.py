@@ -8,6 +8,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,8 +19,8 @@ import pytest
 from forked import Forked, take_streams
 from held_run import Run, until
 
-from legroom.actions.run_platform import run_under_way
 from legroom.live.journal.journal import Journal
+from legroom.live.run_record import run_under_way
 from legroom.sidecar.sidecar import run_sidecar
 from legroom.sidecar.watch_config import read_config
 
@@ -51,14 +53,16 @@ platform = "run"
 def hasty_sidecar(tmp_path: Path, monkeypatch) -> Iterator[Callable[[Run], Path]]:
     sidecars: list[Forked] = []
 
-    def start(supervised: Run, crash_restarts: int = 1000000) -> Path:
+    def start(supervised: Run, crash_restarts: int = 1000000, behind: int = 0) -> Path:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             own = probe.getsockname()[1]
         monkeypatch.setenv("LEGROOM_HOME", str(supervised.home))
         config, said = tmp_path / "watch.toml", tmp_path / "sidecar"
         journal = json.dumps(str(tmp_path / "sidecar.db"))
-        config.write_text(CONFIG.format(own=own, port=supervised.port, journal=journal, crashes=crash_restarts))
+        config.write_text(
+            CONFIG.format(own=own, port=behind or supervised.port, journal=journal, crashes=crash_restarts)
+        )
 
         def work() -> int:
             take_streams(said, said)
@@ -82,9 +86,9 @@ def page(url: urllib.request.Request) -> bytes:
     return b""
 
 
-def wait_until_seen(supervised: Run, said: Path) -> None:
+def wait_until_seen(supervised: Run, said: Path, behind: int = 0) -> None:
     """Waits until the sidecar has journalled a sample of the present server."""
-    server = f"http://127.0.0.1:{supervised.port}"
+    server = f"http://127.0.0.1:{behind or supervised.port}"
     shown = page(urllib.request.Request(f"{server}/metrics")).decode()
     started_s = float(shown.partition("\nprocess_start_time_seconds ")[2].split()[0])
 
@@ -121,18 +125,34 @@ def test_a_planned_restart_is_no_incident_of_the_sidecars(run, hasty_sidecar):
     assert "does not answer" not in said.read_text()
 
 
-def test_a_restart_that_was_asked_for_is_no_crash(run, hasty_sidecar):
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_a_restart_that_was_asked_for_is_no_crash(run, hasty_sidecar, by_proxy):
     supervised = run("--no-verify", "--restarts", "100", STAND_IN_START_S="0.8")  # starts are a second apart
     supervised.serving()
-    said = hasty_sidecar(supervised, 1)
-    wait_until_seen(supervised, said)
-    supervised.process.send_signal(signal.SIGHUP)
-    supervised.serving(times=2)
-    wait_until_seen(supervised, said)
-    os.kill(supervised.file()["child_pid"], signal.SIGKILL)
-    until(lambda: "The server crashes and starts over: 1 starts" in said.read_text())
+    with contextlib.ExitStack() as stack:
+        behind = 0
+        if by_proxy:
+            words = ["guard", "--upstream", f"http://127.0.0.1:{supervised.port}", "--port", "0"]
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "legroom", *words],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "LEGROOM_HOME": str(supervised.home)},
+            )
+            stack.enter_context(guard)
+            stack.callback(guard.kill)
+            assert guard.stderr is not None
+            behind = int(guard.stderr.readline().rpartition(":")[2])
+        said = hasty_sidecar(supervised, 1, behind)
+        wait_until_seen(supervised, said, behind)
+        supervised.process.send_signal(signal.SIGHUP)
+        supervised.serving(times=2)
+        wait_until_seen(supervised, said, behind)
+        os.kill(supervised.file()["child_pid"], signal.SIGKILL)
+        until(lambda: "The server crashes and starts over: 1 starts" in said.read_text())
     lines = said.read_text()
-    assert lines.index("sees that the server has ended") < lines.index("crashes and starts over")
+    assert lines.index("no incident") < lines.index("crashes and starts over")
+    assert "does not answer:" not in lines
 
 
 def test_a_sidecar_that_was_killed_during_its_restart_waits_for_the_run(run, hasty_sidecar):

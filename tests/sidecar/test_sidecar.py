@@ -21,10 +21,10 @@ import pytest
 from forked import Forked, take_streams
 from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
+from legroom.live import run_record
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
-from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar.notifier import message_of
 from legroom.sidecar.sidecar import Sidecar, run_sidecar
 from legroom.sidecar.watch_config import read_config
@@ -343,9 +343,7 @@ def test_silence_before_run_began_a_start_does_not_count_when_run_is_gone(tmp_pa
         opened = []
         for number in range(2 * samples):
             is_starting = number == samples - 1
-            monkeypatch.setattr(
-                sidecar_module, "run_under_way", lambda _, said=is_starting: "starting" if said else None
-            )
+            monkeypatch.setattr(run_record, "run_under_way", lambda _, said=is_starting: "starting" if said else None)
             sidecar.take(ScrapeFailure(1e9 + 5 * number, server, "refused", "nothing listens there"))
             opened.append(sidecar.health()["incidents_open"])
         return samples, opened
@@ -362,7 +360,7 @@ def test_a_page_about_a_server_that_run_is_starting_says_so_in_its_title(tmp_pat
         (incident,) = sidecar._keeper.update(server, "llama", [stopped]).opened
         titles = []
         for under_way in ("`legroom run` is starting the server", None):
-            monkeypatch.setattr(sidecar_module, "run_under_way", lambda _, said=under_way: said)
+            monkeypatch.setattr(run_record, "run_under_way", lambda _, said=under_way: said)
             sidecar.take(ScrapeFailure(1e9, server, "refused", "nothing listens there"))
             titles.append(message_of(incident)["title"])
         return titles

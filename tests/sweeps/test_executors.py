@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
+from forked import Forked
 
 from legroom.cli.main import main
 from legroom.errors import UNREACHABLE, LegroomError
@@ -92,3 +97,27 @@ def test_a_matrix_is_the_same_in_one_process_and_in_two(capsys: pytest.CaptureFi
         assert main([*words, workers]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
+
+
+def _interrupted(count: int) -> int:
+    """A sweep that gets a Ctrl-C in each of so many calls of its pool: the exit code, and 1 where a call was broken."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    submit, whole = ProcessPoolExecutor.submit, []
+
+    def interrupt(pool: ProcessPoolExecutor, *words: Any) -> Any:
+        future = submit(pool, *words)
+        os.kill(os.getpid(), signal.SIGINT)
+        whole.append(future)
+        return future
+
+    ProcessPoolExecutor.submit = interrupt  # type: ignore[method-assign, assignment]
+    try:
+        list(ProcessExecutor(2).run(_process, None, [600.0] * count))
+    except KeyboardInterrupt:
+        is_restored = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return 130 if is_restored and len(whole) == count and not multiprocessing.active_children() else 1
+    return 0
+
+
+def test_ctrl_c_ends_a_sweep_but_never_inside_a_call_of_its_pool() -> None:
+    assert Forked(lambda: _interrupted(20)).wait(60) == 130

@@ -125,8 +125,9 @@ class Child:
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """Kills the engines, so that the API servers fail running requests and exit; False where there are none."""
-        if self.pid is None:
+        """Kills the engines, so that the API servers fail running requests and exit; False where there are none, or
+        the server itself is stopped (SIGSTOP) and could not."""
+        if self.pid is None or processes.is_stopped(self.pid):
             return False
         # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
         # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
@@ -139,8 +140,8 @@ class Child:
         return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items()) > 0
 
     def has_stopped_engine(self) -> bool:
-        """Whether a signal has stopped an engine (SIGSTOP); one under a debugger is not."""
-        return self.pid is not None and any(processes.is_stopped(pid) for pid in processes.engines_below(self.pid))
+        """Whether a signal has stopped the server or an engine (SIGSTOP); one under a debugger is not."""
+        return self.pid is not None and any(map(processes.is_stopped, (self.pid, *processes.engines_below(self.pid))))
 
     def has_several_api_servers(self, table: processes.ProcessTable | None = None) -> bool:
         """Whether API servers run as child processes of the server, by this table or the present processes."""

@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.deployments.deployment import deployment_of
-from legroom.deployments.subjects import StartedServer
+from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.huggingface import fetch
 from legroom.facts.model_sources import is_hub_id, load
 from legroom.isolation import GivenModel, isolated
-from legroom.lint.linter import LintOptions, lint_servers
+from legroom.lint.linter import LintOptions, lint_subjects
 from legroom.memo import Memo
 from legroom.planning.advice import with_advice, with_quick_advice
-from legroom.planning.file_plans import FileServer, planned_servers, started_servers
+from legroom.planning.file_plans import FileServer, file_subjects, planned_servers
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_document
@@ -39,7 +39,7 @@ _MAX_SERVERS = 16
 """Servers planned per object, which bounds the work: as many as a node has GPUs. An object with more is refused."""
 _RESTART_LOOP_RULES = frozenset(
     {"shm-missing", "start-too-short", "container-command", "probe-port", "probe-path", "gpus-too-few"}
-    | {"path-missing", "model-gated", "flag-value", "allocator-breaks"}
+    | {"path-missing", "model-gated", "flag-value", "allocator-breaks", "module-unknown"}
 )
 """Lint rules for settings that make a pod restart although its memory suffices."""
 
@@ -76,12 +76,12 @@ def plan_verdict(
     """
     # A single-change search stops at `search_until_s` of the monotonic clock.
     with isolated():
-        servers, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
+        subjects, unread = file_subjects("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
     if unread is not None:
         return Verdict("not_understood", (f"Not understood: the manifest {unread.reason}.",))
+    servers = [each for each in subjects if isinstance(each, StartedServer) and each.words]
     servers = [server for server in servers if server.runs_on_gpus or server.refused_device]
-    if not servers:
-        return Verdict("no_server")
+    commands = [each for each in subjects if isinstance(each, InvokedCommand)]
     if len(servers) > _MAX_SERVERS:
         many = f"It starts {len(servers)} vLLM servers, and at most {_MAX_SERVERS} of an object are checked: split it."
         return Verdict("does_not_fit", (many,))
@@ -102,12 +102,13 @@ def plan_verdict(
         if worst != "does_not_fit":
             warnings = _startup_warnings(servers, plans, idle_gpus)
             options = LintOptions(plan=plan_document(plans[0]) if len(plans) == 1 else None, only=_RESTART_LOOP_RULES)
-            findings = [found for found in lint_servers(servers, options) if found.severity != "note"]
+            checked = lint_subjects((*servers, *commands), options)
+            findings = [found for found in checked if found.severity != "note"]
             told = (f"{found.message}: {found.suggestion}." for found in findings)
             sentences += [*warnings, *(_FIRST_LETTER.sub(lambda first: first[0].upper(), text) for text in told)]
             if any(found.severity == "error" for found in findings):
                 worst = "does_not_fit"
-            elif worst == "fits" and (warnings or findings):
+            elif worst in ("no_server", "fits") and (warnings or findings):
                 worst = "tight"
     return Verdict(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
 

@@ -14,7 +14,7 @@ from legroom.deployments.container_images import image_release, is_published_by_
 from legroom.deployments.file_kinds import kind_of, plain_path
 from legroom.deployments.release_pins import IMAGE, installed_releases
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
-from legroom.deployments.subjects import StartedServer
+from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts import pattern, read_data
@@ -299,10 +299,10 @@ def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
         yield finding.place.path, finding.rule, 0
 
 
-def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list[LintFinding]:
-    """The findings in servers that are read already, without what only a whole file shows."""
+def lint_subjects(subjects: Iterable[Subject], options: LintOptions) -> list[LintFinding]:
+    """The findings in servers and commands that are read already, without what only a whole file shows."""
     context = Context(options.release, options.plan, any_release=options.any_release)
-    checked = _check_part(LintedPart(tuple(servers)), context, options.only)
+    checked = _check_part(LintedPart(tuple(subjects)), context, options.only)
     findings = (each for each in checked if isinstance(each, LintFinding))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.sort_key)
 

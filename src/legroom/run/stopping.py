@@ -86,6 +86,8 @@ EXIT_GRACE_S = 1.5
 KILL_GRACE_S = 5.0
 STARTING_GRACE_S = 10.0
 """A starting server has no requests to finish, and vLLM 0.32 ignores SIGTERM before it is up."""
+_STOPPED_CHECK_S = 1.0
+"""Between two looks for a stopped engine during a drain."""
 _STOPPED = "an engine is stopped (SIGSTOP), and no request can finish"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -115,7 +117,7 @@ class Stopping:
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain, self._has_clients = start_drain, has_clients
         self._has_drained = self._is_draining = False
-        self._is_replying = False
+        self._is_replying = self._ends_at_once = False
         self._immediate_signal = 0
         """The signal that requested an immediate end."""
         self._stop_signals = 0
@@ -132,7 +134,7 @@ class Stopping:
         """Resets the state after the server of a requested restart has ended."""
         self.restart_requested, self._stop_signals, self._deadline_s = False, 0, None
         self._immediate_signal = 0
-        self._has_drained = self._is_draining = self._is_replying = False
+        self._has_drained = self._is_draining = self._is_replying = self._ends_at_once = False
 
     def exit_code(self, code: int) -> int:
         """The exit code for the server's: 137 (SIGKILL) becomes that of the signal that asked for an end at once,
@@ -146,7 +148,7 @@ class Stopping:
     def next_check_s(self) -> float | None:
         """Seconds until `check` should be called again; None where no deadline runs."""
         left_s = self.left_s()
-        return min(left_s, 0.1) if self._is_replying and left_s is not None else left_s
+        return None if left_s is None else min(left_s, 0.1 if self._is_replying else _STOPPED_CHECK_S)
 
     def on_signal(self, number: int, server: Child | None) -> None:
         """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""
@@ -158,8 +160,12 @@ class Stopping:
             server.send(number)
 
     def check(self, server: Child | None) -> None:
-        """Sends the next signal of a stop where its deadline has passed, or no client is left."""
+        """Sends the next signal of a stop where its deadline has passed, no client is left or an engine is stopped."""
         if server is None:
+            return
+        if self.left_s() and not self._ends_at_once and self._has_stopped_engine(server):
+            self._say(f"{_STOPPED}: ending it at once")
+            self._terminate_now(server, signal.SIGINT, STOPPED_REPLY_S)
             return
         if self._is_replying and (self.left_s() == 0.0 or not self._has_clients()):
             self._is_replying = False
@@ -239,7 +245,7 @@ class Stopping:
     def _terminate_now(self, server: Child, signal_number: int, reply_s: float) -> None:
         """Kills the engines, and gives the API server `reply_s` to answer open requests with an error; sends the signal
         where the server is not up or has no engine."""
-        self._is_draining = False
+        self._is_draining, self._ends_at_once = False, True
         if self.is_up and server.kill_engines():
             self._is_replying = True
             self._deadline_s = self._clock() + reply_s

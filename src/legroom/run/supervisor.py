@@ -30,7 +30,7 @@ from legroom.run.stopping import STOPPED_REPLY_S, Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_task_process
 
 if TYPE_CHECKING:
-    from legroom.actions.run_platform import RunState
+    from legroom.live.run_record import RunState
 
 PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether it was compared with the plan."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from legroom.actions.kubernetes_platform import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
-from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_records import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.live.run_record import run_under_way
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.notifier import ActionReport

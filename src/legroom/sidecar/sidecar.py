@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import pool_forecast
@@ -20,6 +19,7 @@ from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
+from legroom.live.run_record import failed_under_way, with_start_reason
 from legroom.masking import masked
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
@@ -174,7 +174,7 @@ class Sidecar:
             self._watchers[result.server] = watcher
         watcher.window.answered_earlier_s = self._answered_earlier_s.get(result.server)
         is_acted_on = self._actor.is_acting_on(result.server)
-        under_way = run_under_way(result.server) if isinstance(result, ScrapeFailure) else None
+        under_way = failed_under_way(result)
         for incident in self._keeper.of_server(result.server):
             if under_way is not None and incident.meanwhile != under_way:
                 self._reporter.note(incident, under_way)

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
@@ -24,6 +23,7 @@ from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_records import Incident, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
+from legroom.live.run_record import failed_under_way, with_start_reason
 from legroom.live.server_view import ServerView, server_view
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
@@ -100,7 +100,7 @@ class WatchSession:
         if watcher is None:
             watcher = self._watchers[result.server] = Watcher(result.server, self.levels, self.plan_of(result.server))
         is_recent = abs(time.time() - result.time_s) < 60.0  # an older result is from a recording
-        what = run_under_way(result.server) if isinstance(result, ScrapeFailure) and is_recent else None
+        what = failed_under_way(result) if is_recent else None
         if what is not None:
             waiting = replace(server_view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
             self.views[result.server] = waiting

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,7 @@ class SweepExecutor(Protocol):
 
 
 _shared: dict[str, Any] = {}
+_INTERRUPT_CHECK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,30 @@ class ProcessExecutor:
             for number, item in enumerate(items):
                 yield number, work(shared, item)
             return
-        from concurrent.futures import ProcessPoolExecutor, as_completed
+        from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+        from multiprocessing import active_children
 
+        interrupts: list[int] = []
         pool = ProcessPoolExecutor(workers, initializer=_keep_work, initargs=(work, shared))
+        # KeyboardInterrupt inside the pool may leave one of its locks taken, and then its shutdown never ends.
+        handler = signal.getsignal(signal.SIGINT)
+        is_raised = callable(handler) and threading.current_thread() is threading.main_thread()
+        if is_raised:
+            signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             numbers = {pool.submit(_run_kept_work, item): number for number, item in enumerate(items)}
-            for finished in as_completed(numbers):
-                yield numbers[finished], finished.result()
+            left = set(numbers)
+            while left and not interrupts:
+                finished, left = wait(left, _INTERRUPT_CHECK_S, FIRST_COMPLETED)
+                yield from ((numbers[each], each.result()) for each in finished)
         finally:
+            if is_raised:
+                signal.signal(signal.SIGINT, handler)
+            for process in active_children() if interrupts else ():
+                process.kill()
             pool.shutdown(cancel_futures=True)
+        if interrupts:
+            raise KeyboardInterrupt
 
 
 def _keep_work(work: Callable[[Any, Any], Any], shared: Any) -> None:

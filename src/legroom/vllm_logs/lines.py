@@ -152,7 +152,7 @@ def _decode(line: bytes) -> str:
 
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload", "body", "event")
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ASCII_OF = str.maketrans("０１２３４５６７８９＝．％＋－＿～\u00a0\u2009\u202f\u3000‐‑−", "0123456789=.%+-_~    ---")
 _GROUPED_BY_SPACE = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
 _ABOUT = re.compile(r"[≈∼≃] ?(?=\d)")
@@ -246,7 +246,7 @@ def with_ascii_figures(text: str) -> str:
 
 
 def plain_line(raw: str) -> str:
-    """A line without colours, control characters and the JSON envelope of a log collector."""
+    """A line without colours, control characters, changes of direction and the JSON envelope of a log collector."""
     line = raw[:LONGEST_LINE].rstrip("\r\n")
     if "\x1b" in line:
         line = _COLOUR.sub("", line)

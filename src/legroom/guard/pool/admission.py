@@ -37,6 +37,15 @@ STEPS_INTERVAL_S = 0.1
 """How often the engine's step counter is read while requests wait."""
 
 
+_SERVER_SERIES = {
+    "upstream_up": "1 if the server behind the guard answered this scrape.",
+    "upstream_under_way": "1 while `legroom run` starts or stops the server behind the guard.",
+    "stopped_engines": "Engine processes that a signal has stopped (SIGSTOP).",
+    "start_requested": "0 if this start follows a crash, else 1.",
+}
+"""Of the server: the middleware tells the engines, the proxy its upstream, and either the start where it is known."""
+
+
 class Admission:
     """What one process admits."""
 
@@ -326,10 +335,8 @@ class Admission:
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")
         return refusals.busy(reason, request.weight.tokens if request.weight else 0, free, self.pool.waiting, retry_s)
 
-    def page(
-        self, open_metrics: bool = False, upstream_up: bool | None = None, stopped_engines: int | None = None
-    ) -> bytes:
-        """The guard's Prometheus series; `upstream_up` is set by the proxy, `stopped_engines` by the middleware."""
+    def page(self, open_metrics: bool = False, **server: int | None) -> bytes:
+        """The guard's Prometheus series, with those of `_SERVER_SERIES` that are given and known."""
         size, pool = self.limits.block_size or 0, self.pool
         fails_open = not self.limits.known and self.policy.pool.when_unknown == "open"
         values: dict[str, tuple[str, float]] = {
@@ -347,12 +354,9 @@ class Admission:
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }
-        if upstream_up is not None:
-            values["upstream_up"] = ("1 if the server behind the guard answered this scrape.", int(upstream_up))
-        if stopped_engines is not None:
-            values["stopped_engines"] = ("Engine processes that a signal has stopped (SIGSTOP).", stopped_engines)
         if requested := os.environ.get(START_REQUESTED):
-            values["start_requested"] = ("0 if this start follows a crash, else 1.", int(requested == "1"))
+            server["start_requested"] = int(requested == "1")
+        values |= {name: (_SERVER_SERIES[name], value) for name, value in server.items() if value is not None}
         labels = {"api_server": str(os.getpid())} if self.limits.api_servers > 1 else {}
         return self.metrics.page(values, labels, open_metrics)
 

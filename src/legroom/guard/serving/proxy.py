@@ -23,6 +23,7 @@ from legroom.guard.serving.admission_app import ON_CHUNK, Receive, Scope, Send, 
 from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection, ClientServer
 from legroom.guard.serving.upstream import Upstream, UpstreamError, UpstreamPool, connection_headers, down, request_head
 from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
+from legroom.live.run_record import run_under_way, start_requested
 from legroom.records import dataclass
 
 SWEEP_INTERVAL_S = 1.0
@@ -270,13 +271,21 @@ class Proxy(ClientServer):
             return None
         return answer if status == 200 else None
 
+    def _server_values(self, server_page: bytes | None) -> dict[str, int | None]:
+        """The series on the upstream, with what its `legroom run` on this machine tells of its start."""
+        url = self.options.upstream.shown
+        if server_page is None:
+            return {"upstream_up": 0, "upstream_under_way": int(run_under_way(url) is not None)}
+        is_told = b"legroom_guard_start_requested" in server_page  # by a guard inside vLLM
+        return {"upstream_up": 1, "start_requested": None if is_told else start_requested(url)}
+
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the server's metrics page with the guard's series; these alone while it is down (200, or 503)."""
         if scope["method"] != "GET":
             await self.app(scope, receive, send)
             return
         server_page = await self.call_server("GET", METRICS)
-        page = append_page(server_page or b"", self.admission.page(upstream_up=server_page is not None))
+        page = append_page(server_page or b"", self.admission.page(False, **self._server_values(server_page)))
         is_refused = server_page is None and self.admission.policy.proxy.metrics_when_down == "503"
         headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         await send_response(503 if is_refused else 200, headers, page, send)

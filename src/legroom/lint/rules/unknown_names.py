@@ -23,7 +23,7 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
     for word in command.values_of("-m"):
         module = word.text.lower()
         is_server = "api_server" in module or similarity(module.rpartition(".")[2], "api_server") > 0.8
-        if not _VLLM.match(module) or "entrypoints" not in module or not is_server:
+        if not _VLLM.match(module) or "entrypoint" not in module or not is_server:
             continue
         if word.text == API_SERVERS[1]:
             message = f"{word.text} is vLLM's demonstration: it has neither /v1 nor /metrics"

@@ -230,6 +230,8 @@ class ScrapeFailure:
     server: str
     kind: FailureKind
     message: str
+    under_way: str = ""
+    """What a `legroom run` behind the guard is doing to the server, in words; empty where it tells of none."""
 
 
 ScrapeResult = Sample | ScrapeFailure

@@ -30,9 +30,10 @@ _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 class ScrapeFailed(LegroomError):
     """A scrape failed."""
 
-    def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
+    def __init__(self, kind: FailureKind, message: str, hint: str = "", under_way: str = "") -> None:
         super().__init__(message, hint, UNREACHABLE)
         self.kind: FailureKind = kind
+        self.under_way = under_way
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -54,7 +55,10 @@ async def scrape(
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
     except NotMetrics as error:
         if b"\nlegroom_guard_upstream_up 0" in body:
-            raise ScrapeFailed("unreachable", f"{target.server}: the guard answers, vLLM behind it does not") from error
+            what = "`legroom run` behind the guard starts or stops the server"
+            under_way = what if b"\nlegroom_guard_upstream_under_way 1" in body else ""
+            message = f"{target.server}: the guard answers, vLLM behind it does not"
+            raise ScrapeFailed("unreachable", message, under_way=under_way) from error
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 
@@ -65,7 +69,8 @@ async def scrape_result(
     try:
         return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:
-        return ScrapeFailure(time.time() if time_s is None else time_s, target.server, error.kind, error.message)
+        now_s = time.time() if time_s is None else time_s
+        return ScrapeFailure(now_s, target.server, error.kind, error.message, error.under_way)
 
 
 async def fetch(
