@@ -292,6 +292,28 @@ LINES = {
         '#!/bin/sh\ncd "$A" && X=$Y nohup uv run vllm serve m/m\n',
         "api-open",
     ),
+    "a token of another name": (
+        "compose.yml",
+        f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n",
+        "env-meaning",
+    ),
+    "a way of transfer that is gone": (
+        "a.sh",
+        "# vllm\nexport HF_HUB_ENABLE_HF_TRANSFER=1\nvllm serve m/m\n",
+        "env-meaning",
+    ),
+    "a short wait": ("a.sh", "vllm serve m/m \\\n  --port 1 &\nsleep 2\npython3 a.py\n", "command-doubtful"),
+    "a built server without a health check": (
+        "compose.yml",
+        "services:\n  a:\n    build:\n      dockerfile: vllm.Dockerfile\n    ports: ['1:8000']\n",
+        "probe-missing",
+    ),
+    "Grafana's password in a script": (
+        "a.sh",
+        "vllm serve m/m &\nexport GF_SECURITY_ADMIN_PASSWORD=admin\n",
+        "secret-written",
+    ),
+    "a base without a compiler": ("Dockerfile", RUNTIME.replace("-runtime", "-base") % "", "command-doubtful"),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -361,6 +383,13 @@ def test_a_line_is_noted(what):
         ("a.yaml", f"{POD}volumes:\n- emptyDir:\n    medium: Memory\n    sizeLimit: 1Gi\n", "host-memory"),
         ("a.yaml", f"{INGRESS}nginx.ingress.kubernetes.io/proxy-read-timeout: '600'\n", "stop-too-short"),
         ("a.sh", '#!/bin/sh\necho "then vllm serve m/m"\n', "api-open"),
+        ("compose.yml", f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n    - HF_TOKEN=$T\n", "env-meaning"),
+        (
+            "a.sh",
+            "vllm serve m/m &\nsleep 2\nfor i in $(seq 90); do curl :8000/health && break; sleep 10; done\n",
+            "command-doubtful",
+        ),
+        ("a.sh", 'stop() { kill $(pgrep -f "$1"); }\nstop prometheus\n', "kill-by-pattern"),
         ("mock/vllm.yaml", "kind: Deployment\nname: mock-vllm\nports: [{containerPort: 1}]\n", "cache-lost"),
         (
             "start.sh",
