@@ -179,9 +179,12 @@ def _doubtful_lines(
 
 def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     """(offset, row) of the mistakes in `line_mistakes.json`: `scope` is the searched text, `needs` and `lacks` are what
-    all linted files must, and must not, have beside it."""
-    told = texts[""]
-    for row in read_data("line_mistakes.json")["rows"]:
+    all linted files must, and must not, have beside it; a row that is `keyless` needs an API without a key."""
+    told, data = texts[""], read_data("line_mistakes.json")
+    has_key = _is_found(data["key"], around) and _is_found(f"{data['key']}|{data['key_elsewhere']}", told)
+    for row in data["rows"]:
+        if has_key and row.get("keyless"):
+            continue
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
         found = [
             each
