@@ -292,6 +292,8 @@ LINES = {
         '#!/bin/sh\ncd "$A" && X=$Y nohup uv run vllm serve m/m\n',
         "api-open",
     ),
+    "a store for everybody": ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 6333:6333\n", "command-doubtful"),
+    "a unit that waits for no network": ("a.service", f"[Unit]\nAfter=network.target\n{UNIT}", "command-doubtful"),
     "a token of another name": (
         "compose.yml",
         f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n",
@@ -390,6 +392,13 @@ def test_a_line_is_noted(what):
             "command-doubtful",
         ),
         ("a.sh", 'stop() { kill $(pgrep -f "$1"); }\nstop prometheus\n', "kill-by-pattern"),
+        (
+            "compose.yml",
+            f"{PUBLISHED}  q:\n    command: --requirepass a\n    ports:\n    - 6379:6379\n",
+            "command-doubtful",
+        ),
+        ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 127.0.0.1:6333:6333\n", "command-doubtful"),
+        ("a.service", f"[Unit]\nAfter=network-online.target\n{UNIT}", "command-doubtful"),
         ("mock/vllm.yaml", "kind: Deployment\nname: mock-vllm\nports: [{containerPort: 1}]\n", "cache-lost"),
         (
             "start.sh",
