@@ -303,6 +303,24 @@ def test_a_tag_without_its_v_does_not_exist():
     assert ("container-command", "warning", 2) in found(chart, template, values)
 
 
+@pytest.mark.parametrize(
+    ("runs", "found"), [("python web.py", []), ("vllm serve m/m --port 9000", ["port-unreachable"])]
+)
+def test_the_dockerfile_of_a_service_tells_what_its_image_runs(tmp_path, runs, found):
+    (tmp_path / "Dockerfile").write_text(f"FROM acme/base:1\nCMD {runs}\n")
+    service = "services:\n  a: {build: ., image: 'acme/asks-vllm:1', ports: ['80:8000']}\n"
+    (tmp_path / "compose.yml").write_text(service)
+    findings = lint_files([str(tmp_path / "compose.yml")], LintOptions()).findings
+    assert [each.rule for each in findings if each.rule != "api-open"] == found
+
+
+def test_a_program_of_its_own_may_listen_on_any_port():
+    health = "HEALTHCHECK --start-period=10m CMD curl http://localhost:8080/health\n"
+    text = f"FROM vllm/vllm-openai:v0.32.0\nENV A=1\n{health}ENTRYPOINT %s\n"
+    found = [rules(("Dockerfile", text % entry)) for entry in ('["/start.sh"]', '["vllm", "serve", "m/m"]')]
+    assert ["probe-port" in each for each in found] == [False, True]
+
+
 def test_a_batch_job_of_a_folder_is_linted_by_its_suffix(tmp_path):
     (tmp_path / "serve.job").write_text("#!/bin/sh\n#SBATCH --gres=gpu:4\nvllm serve m/m\n")
     assert "gpus-idle" in {each.rule for each in lint_files([str(tmp_path)], LintOptions()).findings}

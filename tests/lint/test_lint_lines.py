@@ -24,6 +24,9 @@ RUNTIME = (
     "FROM nvidia/cuda:12.4.1-devel AS a\nRUN install gcc\nFROM nvidia/cuda:12.4.1-runtime\n%sRUN pip install vllm\n"
 )
 CHART = "image: '{{ .Values.vllm.image }}'\nenv:\n{{- range .Values.env }}\n- {{ . }}\n{{- end }}\n# vllm\n"
+PUBLISHED = "services:\n  vllm:\n    image: acme/vllm:1\n    ports: ['1:8000']\n"
+UNIT = "[Service]\nExecStart=/bin/vllm serve m/m\n[Install]\n"
+INGRESS = "kind: Ingress\nspec:\n  ingressClassName: nginx\n  rules: [{name: vllm}]\n"
 LINES = {
     "a chart's port that the server is not told": (
         "templates/a.yaml",
@@ -243,6 +246,76 @@ LINES = {
         "import subprocess\nsubprocess.run(f'python3 -m vllm.entrypoints.openai.api_server --port {port}')\n",
         "api-open",
     ),
+    "a service that nothing starts again": ("compose.yml", PUBLISHED, "restart-missing"),
+    "a container that nothing starts again": (
+        "a.sh",
+        "#!/bin/sh\ndocker run \\\n  -d acme/vllm:1 m/m\n",
+        "restart-missing",
+    ),
+    "a process that nothing starts again": ("a.sh", "nohup uv run vllm serve m/m &\n", "restart-missing"),
+    "a unit that nothing starts again": ("vllm.service", UNIT, "restart-missing"),
+    "a unit that does not wait": ("a.service", f"[Unit]\nWants=network-online.target\n{UNIT}", "command-doubtful"),
+    "the user of systemd": ("a.service", UNIT.replace("[Service]", "[Service]\nUser=%u"), "rights-wide"),
+    "Grafana for everybody": (
+        "compose.yml",
+        f"{PUBLISHED}  g:\n    environment:\n    - GF_AUTH_ANONYMOUS_ORG_ROLE=Admin\n",
+        "command-doubtful",
+    ),
+    "a variable that LiteLLM does not expand": (
+        "config.yaml",
+        "model_list:\n- model: hosted_vllm/m\ngeneral_settings:\n  master_key: ${KEY}\n",
+        "env-meaning",
+    ),
+    "a password in an address": (".env", "VLLM_X=1\nDB=postgresql://me:hunter22@db/x\n", "secret-written"),
+    "a password of a store": (
+        "compose.yml",
+        f"{PUBLISHED}  s:\n    environment:\n    - A_PASSWORD=abcd\n",
+        "secret-written",
+    ),
+    "weights beside the Hub's cache": ("a.sh", "vllm serve m/m --download-dir $HF_HOME\n", "cache-lost"),
+    "memory without a size": ("a.yaml", f"{POD}volumes:\n- emptyDir:\n    medium: Memory\n  name: a\n", "host-memory"),
+    "a tag of an architecture": ("a.yaml", "kind: Pod\nimage: ghcr.io/a/vllm-b:amd64\n", "image-moving"),
+    "a short time of an Ingress": (
+        "a.yaml",
+        "kind: Ingress\nname: vllm\nnginx.ingress.kubernetes.io/proxy-read-timeout: '120'\n",
+        "stop-too-short",
+    ),
+    "the usual time of an Ingress": ("a.yaml", INGRESS, "stop-too-short"),
+    "a cache of old names": (
+        "a.yaml",
+        "# vllm\nenv:\n- name: HF_HOME\n  value: /a\n- name: TRANSFORMERS_CACHE\n  value: /a\n",
+        "env-meaning",
+    ),
+    "one request at a time by default": ("a.sh", 'A="vllm serve m/m --max-num-seqs ${SEQS:-1}"\n', "flag-costly"),
+    "every address behind other words": (
+        "a.sh",
+        '#!/bin/sh\ncd "$A" && X=$Y nohup uv run vllm serve m/m\n',
+        "api-open",
+    ),
+    "a store for everybody": ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 6333:6333\n", "command-doubtful"),
+    "a unit that waits for no network": ("a.service", f"[Unit]\nAfter=network.target\n{UNIT}", "command-doubtful"),
+    "a token of another name": (
+        "compose.yml",
+        f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n",
+        "env-meaning",
+    ),
+    "a way of transfer that is gone": (
+        "a.sh",
+        "# vllm\nexport HF_HUB_ENABLE_HF_TRANSFER=1\nvllm serve m/m\n",
+        "env-meaning",
+    ),
+    "a short wait": ("a.sh", "vllm serve m/m \\\n  --port 1 &\nsleep 2\npython3 a.py\n", "command-doubtful"),
+    "a built server without a health check": (
+        "compose.yml",
+        "services:\n  a:\n    build:\n      dockerfile: vllm.Dockerfile\n    ports: ['1:8000']\n",
+        "probe-missing",
+    ),
+    "Grafana's password in a script": (
+        "a.sh",
+        "vllm serve m/m &\nexport GF_SECURITY_ADMIN_PASSWORD=admin\n",
+        "secret-written",
+    ),
+    "a base without a compiler": ("Dockerfile", RUNTIME.replace("-runtime", "-base") % "", "command-doubtful"),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -301,6 +374,37 @@ def test_a_line_is_noted(what):
         ("Dockerfile", RUNTIME % "RUN apt-get install gcc\n", "command-doubtful"),
         ("Dockerfile", "ARG VLLM_VERSION=0.20.0\nRUN pip install vllm==${VLLM_VERSION}\n", "command-doubtful"),
         ("a.yaml", STOP % 300, "stop-too-short"),
+        ("compose.yml", PUBLISHED.replace("    ports", "    restart: always\n    ports"), "restart-missing"),
+        ("compose.yml", PUBLISHED.replace("    ports: ['1:8000']\n", ""), "restart-missing"),
+        ("a.sh", "#!/bin/sh\ndocker run -d --restart always acme/vllm:1 m/m\n", "restart-missing"),
+        ("a.sh", "#!/bin/sh\ndocker run acme/vllm:1 m/m\n", "restart-missing"),
+        ("vllm.service", UNIT.replace("[Install]", "Restart=always\n[Install]"), "restart-missing"),
+        ("config.yaml", "model_list:\n- api_key: os.environ/KEY\n  model: hosted_vllm/m\n", "env-meaning"),
+        (".env", "VLLM_X=1\nDB=postgresql://me:${PASSWORD}@db/x\n", "secret-written"),
+        ("a.sh", "vllm serve m/m --download-dir $HF_HOME/hub\n", "cache-lost"),
+        ("a.yaml", f"{POD}volumes:\n- emptyDir:\n    medium: Memory\n    sizeLimit: 1Gi\n", "host-memory"),
+        ("a.yaml", f"{INGRESS}nginx.ingress.kubernetes.io/proxy-read-timeout: '600'\n", "stop-too-short"),
+        ("a.sh", '#!/bin/sh\necho "then vllm serve m/m"\n', "api-open"),
+        ("compose.yml", f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n    - HF_TOKEN=$T\n", "env-meaning"),
+        (
+            "a.sh",
+            "vllm serve m/m &\nsleep 2\nfor i in $(seq 90); do curl :8000/health && break; sleep 10; done\n",
+            "command-doubtful",
+        ),
+        ("a.sh", 'stop() { kill $(pgrep -f "$1"); }\nstop prometheus\n', "kill-by-pattern"),
+        (
+            "compose.yml",
+            f"{PUBLISHED}  q:\n    command: --requirepass a\n    ports:\n    - 6379:6379\n",
+            "command-doubtful",
+        ),
+        ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 127.0.0.1:6333:6333\n", "command-doubtful"),
+        ("a.service", f"[Unit]\nAfter=network-online.target\n{UNIT}", "command-doubtful"),
+        ("mock/vllm.yaml", "kind: Deployment\nname: mock-vllm\nports: [{containerPort: 1}]\n", "cache-lost"),
+        (
+            "start.sh",
+            "vllm serve m/m --port ${VLLM_PORT:-8000}\nunset \\\n  VLLM_HOST \\\n  VLLM_PORT\n",
+            "env-meaning",
+        ),
     ],
 )
 def test_a_line_that_is_right_or_not_about_vllm_is_left_alone(path, text, rule):
@@ -355,6 +459,20 @@ def manifests(labels="a: b", space="x", target="http", backend="vllm-a"):
 def test_a_service_and_an_ingress_find_what_they_name(changes, found):
     findings = lint_texts([("a.yaml", manifests(**changes))], LintOptions()).findings
     assert sum(each.rule == "port-unreachable" for each in findings) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "severity"),
+    [
+        ("volumes", "external: true, driver: local", ["error"]),
+        ("networks", "external: true, driver: bridge", ["note"]),
+        ("networks", "external: true, name: b", []),
+        ("volumes", "driver: local", []),
+    ],
+)
+def test_what_is_external_has_no_settings(kind, settings, severity):
+    found = lint_texts([("compose.yml", f"{PUBLISHED}{kind}:\n  a: {{{settings}}}\n")], LintOptions()).findings
+    assert [each.severity for each in found if each.rule == "manifest-refused"] == severity
 
 
 def test_a_container_name_of_two_services_is_refused_unless_profiles_part_them():

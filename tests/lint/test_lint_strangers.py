@@ -263,6 +263,37 @@ def test_a_key_that_a_config_class_does_not_have_is_refused_for_every_model():
     assert judged(f"{SERVE} --kv-transfer-config '{{\"kv_rank\": 0}}'") == []
 
 
+def test_what_an_unknown_release_may_refuse_is_a_note():
+    exported = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    words = f"{exported}{SERVE} --kv-offloading-size 4"
+    assert "allocator-breaks" not in dict(judged(words))
+    assert ("allocator-breaks", "error") in judged(f"pip install vllm==0.22.0\n{words}")
+
+
+def test_a_model_without_the_version_in_its_name_is_none():
+    assert judged("vllm serve mistralai/Mistral-7B-Instruct\n") == [("flag-value", "warning")]
+    assert judged("vllm serve mistralai/Mistral-7B-Instruct-v0.3\n") == []
+    assert judged("vllm serve BAAI/bge-large-en\n") == []
+
+
+def test_a_server_that_is_a_mock_is_not_judged():
+    text = container(", livenessProbe: {periodSeconds: 20, httpGet: {path: /health}}", image="acme/mock-vllm:1")
+    assert judged(text, "pod.yaml") == []
+
+
+def test_a_user_that_changes_needs_folders_of_systemd():
+    text = UNIT.replace("[Service]", "[Service]\nDynamicUser=yes")
+    assert judged(text, "a.service") == [("unit-sandbox", "warning")]
+    assert judged(text.replace("ExecStart", "CacheDirectory=vllm\nExecStart"), "a.service") == []
+
+
+def test_a_probe_that_begins_after_days_kills_no_start():
+    text = container(", livenessProbe: {initialDelaySeconds: 300000, httpGet: {path: /health, port: 8000}}")
+    found = lint_texts([("a.yaml", text.replace("Qwen/Qwen3-8B", "org/m"))], LintOptions()).findings
+    (message,) = (each.message for each in found if each.rule == "start-too-short")
+    assert "hangs late" in message
+
+
 def test_ranks_that_ray_may_have_on_several_nodes_share_no_ipc_handles():
     exported = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
     pinned = f"pip install vllm==0.22.0\n{exported}"
@@ -497,6 +528,11 @@ def test_slices_of_one_card_are_no_idle_gpus(beside, is_told):
     given = judged(TWO_GPUS, "a/pod.yaml", ("a/notes.yaml", f"{beside}kind: Namespace\n"))
     assert (("gpus-idle", "warning") in given) == is_told
     assert ("gpus-idle", "warning") in judged(TWO_GPUS, "a/pod.yaml", ("b/notes.yaml", f"{beside}kind: Namespace\n"))
+
+
+def test_listed_cards_of_compose_are_no_slices():
+    three = service(command="--model Qwen/Qwen3-8B -tp 2", gpus="device_ids: ['0', '1', '2']")
+    assert ("gpus-idle", "warning") in judged(f"# a DGX Spark has one\nservices:\n{three}", "compose.yaml")
 
 
 def test_gpus_are_not_idle_where_the_flag_that_uses_them_is_refused():

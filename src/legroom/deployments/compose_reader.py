@@ -142,6 +142,8 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     memory = service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
     # The name tells what a service builds whose command is vLLM's flags.
     named = image or (name if service.get("build") is not None and given and given[0].text.startswith("--") else "")
+    if not given and not entry and re.search(r"(?m)^(?:CMD|ENTRYPOINT)\b", _dockerfile(service, folder).text):
+        named = ""  # the Dockerfile tells what runs
     gpus = _gpu_count(service, known)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     shown = expand_variables(visible.text, folder.variables) if visible else ""
@@ -172,12 +174,19 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     )
 
 
+def _dockerfile(service: Node, folder: ComposeFolder) -> Text:
+    """The Dockerfile that a service builds; an empty text where it builds none, or it is not there."""
+    build = service.get("build")
+    if build is None:
+        return Text("", "")
+    path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
+    return Text(str(folder.path / path), folder.text(path))
+
+
 def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
     """The server of the Dockerfile that a service builds; else, if named like vLLM's image, one of variables alone."""
-    build, place = service.get("build") or service, service.source.place
-    path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
-    text = folder.text(path)
-    source = Text(str(folder.path / path), text)
+    build, place, source = service.get("build") or service, service.source.place, _dockerfile(service, folder)
+    text = source.text
     is_run = service.get("command") is None and service.get("entrypoint") is None and build.get("target") is None
     known = {key: word.with_text(expand_variables(word.text, folder.variables)) for key, word in env.items()}
     subjects = dockerfile_subjects(source, env_with_places(known, place)) if is_run else ()

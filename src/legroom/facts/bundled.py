@@ -310,9 +310,13 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def misspelling_of(name: str) -> str:
-    """The known Hub id that a Hub id misspells by a letter or two in one word of five or more; empty for none."""
+    """The known Hub id that a Hub id misspells by a letter or two in one word of five or more, or the newest
+    of the ids that only a version such as `-v0.3` sets apart from it; empty for none."""
     import difflib  # only where a name is wrong
 
+    versions = [known for known in _keys_by_name() if re.fullmatch(rf"{re.escape(name.lower())}-v0\.\d", known)]
+    if versions and "/" in name:
+        return max(versions)
     words = name.lower().replace("/", "-").split("-")
     for known in _keys_by_name() if "/" in name else ():
         right = known.replace("/", "-").split("-")

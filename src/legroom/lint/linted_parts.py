@@ -179,9 +179,12 @@ def _doubtful_lines(
 
 def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, all_text: str) -> Iterator[Mistake]:
     """(offset, row) of each mistake in `line_mistakes.json`. `texts`: the searched texts by `scope` of a row. Its
-    `needs` must match in `all_text`, that of all linted files, and its `lacks` must not."""
-    told = texts[""]
-    for row in read_data("line_mistakes.json")["rows"]:
+    `needs` must match in `all_text`, that of all linted files, its `lacks` must not; `keyless`: of an open API."""
+    told, data = texts[""], read_data("line_mistakes.json")
+    has_key = _is_found(data["key"], all_text) and _is_found(f"{data['key']}|{data['key_elsewhere']}", told)
+    for row in data["rows"]:
+        if has_key and row.get("keyless"):
+            continue
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
         found = [
             each

@@ -60,7 +60,8 @@ def without_other_services(path: str, text: str) -> str:
     others = [
         (at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body)) or _MOCK.search(body)
     ]
-    if len(others) == len(blocks) and "vllm" in "/".join(path.lower().split("/")[-2:]):
+    named = "/".join(path.lower().split("/")[-2:])
+    if len(others) == len(blocks) and "vllm" in named and "mock" not in named:
         return text  # which of them is vLLM's is not told
     for at, end in others:
         text = text[:at] + re.sub(r"[^\n]", " ", text[at:end]) + text[end:]

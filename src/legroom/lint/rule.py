@@ -257,11 +257,12 @@ def flag_value(server: StartedServer, word: Word) -> str:
 
 
 def known_port(server: StartedServer, args: ServeArgs) -> str:
-    """The port that the server listens on; empty where a template, a launcher or another's image decides it."""
+    """The port that the server listens on; empty where a template, a launcher or a program of its own decides it."""
     is_written = flag_word(server, "--port") is not None or len({word.offset for word in server.words[:2]}) == 2
     takes_port = len(server.words) < 3 or any(name.endswith("PORT") for name in server.env)
     is_told = is_written or not takes_port or images.is_published_by_vllm(server.image)
-    return served_port(args) if is_told and not server.launcher and not has_open_words(server, ("port",)) else ""
+    is_told = is_told and bool(server.words) and not server.launcher
+    return served_port(args) if is_told and not has_open_words(server, ("port",)) else ""
 
 
 def runs_on_rocm(server: StartedServer) -> bool:

@@ -138,8 +138,9 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
         yield finding("gpus-too-few", server.place_of(word), message, suggestion)
         return
     args, problems = context.parsed_args(server).args, context.parsed_args(server).problems
-    if "gpu-slices" in context.platform_signs or any(problem.stops_vllm for problem in problems):
-        return  # several are of one card, or the flag that uses them is refused
+    is_sliced = "gpu-slices" in context.platform_signs and not server.gpu_ids  # several are of one card
+    if is_sliced or any(problem.stops_vllm for problem in problems):
+        return  # the flag that uses them is refused
     is_spread = server.launcher or context.uses_ray or flag_word(server, *_MULTI_NODE, *_DATA_PARALLEL_NODES)
     count = len(shown) if shown else gpus
     is_open = has_open_words(server, ServeArgs.__dataclass_fields__)

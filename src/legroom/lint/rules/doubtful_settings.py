@@ -143,7 +143,8 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     connector = flag_word(server, "--kv-transfer-config", "--kv-offloading-size")
     if connector and release.at_least("0.21.0") and not (sleeps or flag_word(server, "--enable-cumem-allocator")):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
-        yield finding("allocator-breaks", place, message, "leave expandable_segments out", is_certain=is_certain)
+        found = finding("allocator-breaks", place, message, "leave expandable_segments out", is_certain=is_certain)
+        yield found if context.is_release_told(server) else replace(found, severity="note")
     # Ranks on several nodes do not use custom all-reduce, and Ray may have them there. More than two cards without
     # NVLink do not either, and without graphs only its own buffers are shared.
     is_spread = other_value(args, "--distributed-executor-backend") == "ray"

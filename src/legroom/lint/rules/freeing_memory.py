@@ -28,7 +28,7 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
     by_pattern = by_pattern or (name == "fuser" and any(text.startswith("/dev/nvidia") for text in texts))
     by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(command.line)))
     looked_for = " ".join(texts[1:]) + (command.line if name == "xargs" else "")
-    if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for)):
+    if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for.replace("$(", "("))):
         place = command.locate(command.words[0].offset)
         if place.path.rpartition("/")[2] in context.entry_scripts:
             return  # its container has no other processes

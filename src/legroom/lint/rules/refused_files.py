@@ -188,6 +188,22 @@ def port_published_twice(document: Node, context: Context) -> Findings:
                 yield replace(found, severity="note" if has_profile or other_has else "warning")
 
 
+@checks(Node, "manifest-refused")
+def external_with_settings(document: Node, context: Context) -> Findings:
+    """Networks and volumes that exist already, and whose settings are written all the same."""
+    is_of_vllm = document.get("services") is not None and "vllm" in document.source.text.lower()
+    for kind in ("volumes", "networks") if is_of_vllm else ():
+        for name, item in document.items(kind):
+            others = [key for key, _ in item.items() if key not in ("name", "external") and not key.startswith("x-")]
+            if item.text("external") == "true" and others:
+                refuses = "Compose refuses" if kind == "volumes" else "the specification of Compose refuses"
+                message = f"{name} is external, and {refuses} {', '.join(others)} beside it"
+                found = finding(
+                    "manifest-refused", document.source.place(item.offset), message, "leave one of them out"
+                )
+                yield found if kind == "volumes" else replace(found, severity="note")  # which Compose ignores so far
+
+
 @checks(Node, "env-meaning")
 def unset_variables(document: Node, context: Context) -> Findings:
     """Variables in the command of a server that no file beside the Compose file sets."""

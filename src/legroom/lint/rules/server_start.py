@@ -132,6 +132,8 @@ _FASTEST_DISK_BYTES_S, _NVME_BYTES_S = 10e9, 2e9
 """An upper bound of what a server's disks read, and what one local NVMe drive reads."""
 _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 """The fastest measured start, without the time to read weights."""
+_DAY_S = 86_400
+"""No start takes a day, however large its model is."""
 
 
 @checks(StartedServer, "start-too-short")
@@ -180,7 +182,7 @@ def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, mode
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
     expected_s = planned_server(plan_document(own.plan)).times.expected_s if own is not None else math.inf
     if "liveness" in kinds and "startup" not in kinds:
-        if limit is not None and limit.seconds >= SAFETY * expected_s:
+        if limit is not None and limit.seconds >= min(SAFETY * expected_s, _DAY_S):
             return "there is no startup probe, and a liveness probe this patient restarts a server that hangs late"
         return "there is no startup probe, and a first start that downloads and compiles longer is killed"
     if limit is None or server.runs != "compose" or model.startswith(("/", ".")):
