@@ -143,7 +143,7 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
     targets = [target, *(replace(target, model=other) for other in others)]
-    least = min(counts[-1], *(gpus_for_weights(each, args) for each in targets))
+    least = min(gpus_for_weights(each, args, counts[-1]) for each in targets)
     for number, count in enumerate(counts, 1):
         if count < least:
             continue
