@@ -42,6 +42,18 @@ def test_a_model_is_listed_once_with_the_checkpoint_that_gives_up_least(on_rtx40
     assert len(best.fit.losses) == min(len(each.fit.losses) for each in others)
 
 
+def test_no_more_users_are_shown_than_the_server_runs_at_once() -> None:
+    search = CardSearch(gpu("rtx4090"), 1, latest(), ServeArgs(), CapacityGoal(8192, 4.0, (1,), "balanced"))
+    small = find("mamba-130m")
+    assert small is not None
+    answer = models_on_card([small], search, ProcessExecutor(1))
+    (row,) = answer.fitting
+    assert row.fit.plan is not None and row.fit.holds > row.fit.plan.settings.max_num_seqs
+    assert row.as_json()["runs_at_once"] == row.fit.plan.settings.max_num_seqs
+    shown = card_models_text(answer, PLAIN).split("mamba-130m")[1].split()
+    assert shown[3] == f"{row.fit.plan.settings.max_num_seqs}"
+
+
 def test_what_lacks_memory_says_how_much(on_rtx4090: CardModels) -> None:
     missing = {each.bundled.name: each.fit.short_bytes for each in on_rtx4090.nearest_missing}
     weights_bytes = 27 * 2**30

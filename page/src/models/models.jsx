@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
-import { engine } from "../engine.js";
+import { engine, inLanes } from "../engine.js";
 import { Button, ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
@@ -80,7 +80,7 @@ export function ModelsArea({ params, active }) {
     const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
     setState((now) => ({ ...begun, rows: now.rows.filter(isKept) }));
     try {
-      for (const names of batches(groups)) {
+      await inLanes(batches(groups), async (names) => {
         const answer = await engine.call("card", { ...question, names }, mine.signal);
         if (mine.signal.aborted) return;
         const planned = answer.models.map((row) => ({ ...row, asked }));
@@ -92,9 +92,10 @@ export function ModelsArea({ params, active }) {
           missing: [...now.missing, ...answer.too_large].sort((a, b) => a.short_bytes - b.short_bytes),
           done: now.done + names.length,
         }));
-      }
+      });
     } catch (error) {
       if (error.name === "AbortError") return;
+      mine.abort();
       setState((now) => ({ ...now, rows: [], missing: [], error, all: now.done }));
     }
     answered.current = key;
@@ -203,7 +204,8 @@ function Fitting({ rows, asked, label }) {
     figureColumn(name, title, (row) => (generates(row) ? row[name]?.estimate : null), (_, row) => rateRange(row[name]));
   const losses = (row) => row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ");
   const givesUp = (row) => row.gives_up.length > 0 && t("models.gives_up", { losses: losses(row) });
-  const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
+  const holds = (requests, row) =>
+    requests < row.max_concurrency ? count(requests) : heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>
@@ -213,7 +215,7 @@ function Fitting({ rows, asked, label }) {
     )),
     figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
     figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
-    figureColumn("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
+    figureColumn("users", t("models.holds"), (row) => row.runs_at_once || null, holds),
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),
     ...(users > 1 ? [rate("all_users_tokens_per_s", t("models.speed_all", { users }))] : []),

@@ -91,6 +91,7 @@ export const en = {
   "big.longest": "tokens is the longest context with these flags",
   "big.requests": "requests of {length} at once",
   "big.requests_first": "requests of {length} at once ({first} on the first start)",
+  "big.requests_most": "requests of {length} at once, the most that --max-num-seqs allows; the KV cache holds {held}",
   "big.free": "of the card stays free",
   "big.free_each": "of each card stays free",
   "big.rate": "{rate} tok/s",

@@ -90,6 +90,7 @@ export const zh = {
   "big.longest": "token 是这些参数下的最长上下文",
   "big.requests": "个 {length} 的请求可同时运行",
   "big.requests_first": "个 {length} 的请求可同时运行（首次启动 {first} 个）",
+  "big.requests_most": "个 {length} 的请求可同时运行，这是 --max-num-seqs 的上限；KV 缓存可容纳 {held} 个",
   "big.free": "显卡剩余",
   "big.free_each": "每张卡剩余",
   "big.rate": "{rate} tok/s",

@@ -338,7 +338,8 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
         losses += [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
-        pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        users = f"{plan.holds:.2f}" if plan.runs_at_once == plan.holds else f"{plan.runs_at_once:,}"
+        pool = (users, f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         name, weights = style.paint(_card_name(each), "bold"), gib(plan.layout.weights.bytes, 1)
         figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 6]
         rows.append((_marked_tight(name, plan, style), *figures, ", ".join(losses)))

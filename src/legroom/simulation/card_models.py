@@ -94,6 +94,7 @@ class CardModel:
             "reason": plan.reason if plan and plan.verdict == "tight" else "",
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
+            "runs_at_once": plan.runs_at_once if plan else None,
             "first_start_concurrency": first_start_holds(plan) if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
@@ -167,7 +168,7 @@ ORDERS: Mapping[str, Callable[[CardModel], Any]] = {
     "size": _largest_first,
     "name": lambda each: each.bundled.name,
     "context": lambda each: -each.longest_len,
-    "users": lambda each: -each.fit.holds,
+    "users": lambda each: -each.fit.plan.runs_at_once if each.fit.plan else 0,
     "speed": lambda each: -each.rate.estimate if each.rate else 0,
 }
 """How a list of models can be sorted: the largest, longest, most or fastest first."""
