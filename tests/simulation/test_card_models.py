@@ -5,11 +5,13 @@ import json
 import pytest
 
 from legroom.cli.main import main
+from legroom.drawing.terminal import PLAIN
 from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
 from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
+from legroom.render.size_text import card_models_text
 from legroom.simulation.card_models import CardModels, CardSearch, decode_rate, models_on_card
 from legroom.simulation.from_plan import hardware
 from legroom.sweeps import ProcessExecutor

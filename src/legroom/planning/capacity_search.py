@@ -146,11 +146,11 @@ def _search(
     roomy = {_apart_from_split(option) for option in state.options if option.roomy}
     state.options.sort(key=lambda option: _rank(option, _apart_from_split(option) in roomy))
     plans = list(_starting_plans(state.options, base_args, goal, max_answers))
+    plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
-        plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
