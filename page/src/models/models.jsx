@@ -205,7 +205,11 @@ function Fitting({ rows, asked, label }) {
   const losses = (row) => row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ");
   const givesUp = (row) => row.gives_up.length > 0 && t("models.gives_up", { losses: losses(row) });
   const holds = (requests, row) =>
-    requests < row.max_concurrency ? count(requests) : heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
+    requests < row.max_concurrency ? (
+      count(requests)
+    ) : (
+      <span class="aside">{heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users))}</span>
+    );
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>

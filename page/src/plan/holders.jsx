@@ -70,6 +70,10 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
 const cost = (row) => (row.count > 0 ? (row.usd_per_hour ?? 1e9) : 2e9);
 const cheapestFirst = (a, b) => cost(a) - cost(b);
 
+// No line ends inside a flag, which has hyphens of its own.
+const flagsOf = (command) =>
+  command.slice(3).map((word) => [" ", <span key={word} class="unbroken">{word}</span>]);
+
 function HolderTable({ rows, users, model, onUse }) {
   const t = useText();
   const speed = (name, title) => figureColumn(name, title, (row) => row[name]?.estimate, (_, row) => rateRange(row[name]));
@@ -82,12 +86,12 @@ function HolderTable({ rows, users, model, onUse }) {
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
-        {row.command && <code class="soft gives-up">{row.command.slice(3).join(" ")}</code>}
+        {row.command && <code class="soft gives-up">{flagsOf(row.command)}</code>}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),
     figureColumn("holds", t("holders.concurrency"), (row) => (row.count ? row.max_concurrency : null), (requests, row) =>
-      heldOf(t, requests, row.first_start_concurrency, users),
+      <span class="aside">{heldOf(t, requests, row.first_start_concurrency, users)}</span>,
     ),
     figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
     figureColumn("per_usd", t("holders.per_usd"), (row) => row.held_per_usd, (held) => held.toFixed(1)),

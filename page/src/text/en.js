@@ -337,7 +337,7 @@ export const en = {
   "fleet.gpus": "GPUs",
   "fleet.usd_per_hour": "$ an hour",
   "fleet.usd_per_million_tokens": "$ a million tokens",
-  "fleet.tokens_per_s_each": "Tokens/s each",
+  "fleet.tokens_per_s_each": "tok/s each",
   "fleet.users_per_usd": "Users per $",
   "fleet.answer_p50_s": "An answer, s",
   "fleet.asks": "The users send {rate} requests a second.",

@@ -333,7 +333,7 @@ export const zh = {
   "fleet.gpus": "GPU 数",
   "fleet.usd_per_hour": "每小时美元",
   "fleet.usd_per_million_tokens": "每百万 token 美元",
-  "fleet.tokens_per_s_each": "每人 token/秒",
+  "fleet.tokens_per_s_each": "每人 tok/s",
   "fleet.users_per_usd": "每 $ 用户数",
   "fleet.answer_p50_s": "一次回答（秒）",
   "fleet.asks": "用户每秒发出 {rate} 个请求。",
