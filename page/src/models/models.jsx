@@ -7,7 +7,7 @@ import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { cardQuestionOf, isExample, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib, heldOf, rateRange } from "../units.js";
+import { GIB, count, gib, heldOf, memoryOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
 const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
@@ -16,8 +16,9 @@ const BATCH = 12;
 const REST_MS = 900;
 const SHOWN_MISSING = 8;
 
-// Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first.
-function families(models, words) {
+// Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first, and
+// those whose weights in 4 bits are above the memory (room, in GiB) last, so that rows come at once.
+function families(models, words, room) {
   const named = words.toLowerCase().split(/\s+/).filter(Boolean);
   const groups = new Map();
   for (const model of models) {
@@ -27,7 +28,9 @@ function families(models, words) {
     groups.set(family, [...(groups.get(family) ?? []), model.name]);
   }
   const size = new Map(models.map((model) => [model.name, model.parameters ?? 0]));
-  return [...groups].sort(([a], [b]) => (size.get(b) ?? 0) - (size.get(a) ?? 0)).map(([, names]) => names);
+  const sizeOf = ([name]) => size.get(name) ?? 0;
+  const isLarge = (group) => sizeOf(group) / 2 > room * GIB;
+  return [...groups].sort((a, b) => isLarge(a) - isLarge(b) || sizeOf(b) - sizeOf(a)).map(([, names]) => names);
 }
 
 function batches(groups) {
@@ -72,7 +75,7 @@ export function ModelsArea({ params, active }) {
   const stop = () => abort.current?.abort();
   const run = async () => {
     const mine = (abort.current = new AbortController());
-    const groups = families(lists.models, asked.words);
+    const groups = families(lists.models, asked.words, gpus * (parseFloat(memoryOf(lists.gpus, asked.gpu)) || Infinity));
     const order = new Map(groups.flat().map((name, at) => [name, at]));
     const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, words: asked.words || null, language: t.language };
     // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
