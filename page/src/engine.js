@@ -196,6 +196,19 @@ export function callOnce(name, request = {}) {
   return kept.get(key);
 }
 
+// Work on all items, two at a time: each keeps one core busy. The first failure ends it.
+export async function inLanes(items, work) {
+  const waiting = [...items];
+  const lane = async () => {
+    while (waiting.length) await work(waiting.shift());
+  };
+  try {
+    await Promise.all([lane(), lane()]);
+  } finally {
+    waiting.length = 0;
+  }
+}
+
 // Of many requests in a row the newest wins. One is under way at a time, so that a drag redraws at the engine's pace;
 // one that takes long is aborted as soon as a newer one is there.
 export class Newest {

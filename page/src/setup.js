@@ -17,12 +17,15 @@ export const EMPTY = {
   flags: {},
   want_context: null,
   want_users: null,
+  // What is asked beside the plan: the most that GPUs may cost an hour, and the servers to pack, a command in each line.
+  budget: null,
+  pack: null,
   // The flags (and "gpus") that a search chose and nobody typed, and what it replaced beside them.
   found: [],
   before: null,
 };
 
-const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "host_memory", "vllm", "checkpoint_bytes", "want_context", "want_users"];
+const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "host_memory", "vllm", "checkpoint_bytes", "want_context", "want_users", "budget", "pack"];
 const MOST = { gpus: 4096, checkpoint_bytes: 2 ** 50, want_context: 100_000_000, want_users: 1_000_000 };
 
 const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));

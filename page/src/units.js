@@ -54,6 +54,9 @@ export const held = (requests, below = Infinity) => Math.min(requests, below - 0
 // Over all data-parallel engines; vLLM prints what one of them holds.
 export const atOnce = ({ kv, args }, pool = kv) => pool.max_concurrency * (args.data_parallel_size ?? 1);
 
+// As many of them run as --max-num-seqs of each engine allows.
+export const runsAtOnce = (plan, pool) => Math.min(atOnce(plan, pool), plan.args.max_num_seqs * (plan.args.data_parallel_size ?? 1));
+
 export const heldOf = (t, later, first, wanted) =>
   first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first, wanted) }) : held(later);
 

@@ -179,7 +179,13 @@ def test_a_name_as_written_and_the_same_name_squeezed_mean_one_card():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("24", "24GiB"), ("5090ti", "RTX 5090"), ("rtx4090,rtx3090", "the smaller card")]
+    ("name", "says"),
+    [
+        ("24", "24GiB"),
+        ("5090ti", "RTX 5090"),
+        ("rtx4090,rtx3090", "--gpu rtx3090 --gpus 2, the smaller card"),
+        ("h100, h100", "--gpu h100 --gpus 2"),
+    ],
 )
 def test_a_name_that_is_no_card_says_what_to_write(name: str, says: str) -> None:
     with pytest.raises(LegroomError) as refused:

@@ -7,7 +7,7 @@ from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.plan import Target
 from legroom.planning.search_space import CapacityGoal
-from legroom.planning.sizing import cheapest_first, fewest_gpus
+from legroom.planning.sizing import SizingTask, cheapest_first, fewest_gpus, fit_cell
 from legroom.vllm.args import ServeArgs
 
 COUNTS = (1, 2, 4, 8)
@@ -71,3 +71,10 @@ def test_what_is_too_small_says_what_was_tried_and_what_is_missing():
     assert on_h100.count == 0
     assert on_h100.tried == (1, 2, 4, 8)
     assert on_h100.short_bytes > 0
+
+
+def test_where_the_fewest_cards_are_tight_the_fewest_that_are_sure_have_a_row_too():
+    asked, goal = ServeArgs(model="llama-3.1-70b"), CapacityGoal(8192, 30, gpus=COUNTS)
+    task = SizingTask((load("llama-3.1-70b"),), release("0.32.0"), (asked,), goal)
+    rows = fit_cell(task, (0, gpu("h100")))
+    assert [(row.count, row.plan.verdict) for row in rows] == [(4, "fits"), (1, "tight"), (2, "fits")]

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from legroom.cli.main import main
+from legroom.drawing.terminal import PLAIN
 from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
 from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
+from legroom.render.size_text import card_models_text
 from legroom.simulation.card_models import CardModels, CardSearch, decode_rate, models_on_card
 from legroom.simulation.from_plan import hardware
 from legroom.sweeps import ProcessExecutor
@@ -40,6 +42,18 @@ def test_a_model_is_listed_once_with_the_checkpoint_that_gives_up_least(on_rtx40
     best = {each.family: each for each in on_rtx4090.best_of_each}["llama-3.1-8b"]
     others = [each for each in on_rtx4090.fitting if each.family == "llama-3.1-8b"]
     assert len(best.fit.losses) == min(len(each.fit.losses) for each in others)
+
+
+def test_no_more_users_are_shown_than_the_server_runs_at_once() -> None:
+    search = CardSearch(gpu("rtx4090"), 1, latest(), ServeArgs(), CapacityGoal(8192, 4.0, (1,), "balanced"))
+    small = find("mamba-130m")
+    assert small is not None
+    answer = models_on_card([small], search, ProcessExecutor(1))
+    (row,) = answer.fitting
+    assert row.fit.plan is not None and row.fit.holds > row.fit.plan.settings.max_num_seqs
+    assert row.as_json()["runs_at_once"] == row.fit.plan.settings.max_num_seqs
+    shown = card_models_text(answer, PLAIN).split("mamba-130m")[1].split()
+    assert shown[3] == f"{row.fit.plan.settings.max_num_seqs}"
 
 
 def test_what_lacks_memory_says_how_much(on_rtx4090: CardModels) -> None:

@@ -157,6 +157,14 @@ def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
     assert answer("diagnose", request) == expected
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_finding_says_how_to_check_its_fix_as_the_command_line_does(capsys, language):
+    main(["diagnose", str(SAMPLE), "--lang", language])
+    told = "".join(capsys.readouterr().out.split())
+    first, *_ = answer("diagnose", {"log": SAMPLE.read_text("utf-8"), "language": language})["findings"]
+    assert first["verify"] and "".join(first["verify"].split()) in told
+
+
 def test_a_size_is_the_document_of_the_command_line(capsys):
     words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--gpus", "8")
     request = {"model": "llama-3.1-8b", "context": 4096, "cards": ["l4", "h100"]}

@@ -180,3 +180,11 @@ def test_which_gpus_hold_a_model_is_not_bound_by_how_the_plan_splits_it():
 def test_a_plan_holds_the_requests_of_all_its_engines():
     plan = {"kv": {"max_concurrency": 2.5}, "args": {"data_parallel_size": 4}}
     assert evaluated("units.js", f"page.atOnce({json.dumps(plan)})") == 10
+
+
+def test_the_budget_and_the_servers_to_pack_are_in_the_address():
+    asked = {"budget": "2.5", "pack": "vllm serve a/b --max-num-seqs 8\nvllm serve c/d"}
+    again = f"page.fromParams(new URLSearchParams(page.toParams({{...page.EMPTY, ...{json.dumps(asked)}}}).toString()))"
+    setup = evaluated("setup.js", again)
+    assert {name: setup[name] for name in asked} == asked
+    assert setup["flags"] == {} and "unread" not in setup

@@ -54,6 +54,12 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
         </details>
       )}
       <DeadEnds rows={finding.dead_ends} />
+      {first && finding.verify && (
+        <section>
+          <h3>{t("entry.verify")}</h3>
+          <p>{finding.verify}</p>
+        </section>
+      )}
       {link}
     </>
   );

@@ -53,6 +53,7 @@ export function reportText(t, answer) {
     ...needed.map((each) => `- ${each}`),
     ...(first ? [first.why, ...first.fixes.flatMap(fix)] : findings.map((each) => `${named(each)}: ${each.why}`)),
     lines && `${t("finding.lines")}: ${lines}`,
+    first?.verify && `${t("entry.verify")}: ${first.verify}`,
   ];
   return parts.filter(Boolean).join("\n\n");
 }

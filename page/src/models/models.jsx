@@ -1,13 +1,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
-import { engine } from "../engine.js";
+import { engine, inLanes } from "../engine.js";
 import { Button, ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { cardQuestionOf, isExample, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib, heldOf, rateRange } from "../units.js";
+import { GIB, count, gib, heldOf, memoryOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
 const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
@@ -16,8 +16,9 @@ const BATCH = 12;
 const REST_MS = 900;
 const SHOWN_MISSING = 8;
 
-// Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first.
-function families(models, words) {
+// Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first, and
+// those whose weights in 4 bits are above the memory (room, in GiB) last, so that rows come at once.
+function families(models, words, room) {
   const named = words.toLowerCase().split(/\s+/).filter(Boolean);
   const groups = new Map();
   for (const model of models) {
@@ -27,7 +28,9 @@ function families(models, words) {
     groups.set(family, [...(groups.get(family) ?? []), model.name]);
   }
   const size = new Map(models.map((model) => [model.name, model.parameters ?? 0]));
-  return [...groups].sort(([a], [b]) => (size.get(b) ?? 0) - (size.get(a) ?? 0)).map(([, names]) => names);
+  const sizeOf = ([name]) => size.get(name) ?? 0;
+  const isLarge = (group) => sizeOf(group) / 2 > room * GIB;
+  return [...groups].sort((a, b) => isLarge(a) - isLarge(b) || sizeOf(b) - sizeOf(a)).map(([, names]) => names);
 }
 
 function batches(groups) {
@@ -72,7 +75,7 @@ export function ModelsArea({ params, active }) {
   const stop = () => abort.current?.abort();
   const run = async () => {
     const mine = (abort.current = new AbortController());
-    const groups = families(lists.models, asked.words);
+    const groups = families(lists.models, asked.words, gpus * (parseFloat(memoryOf(lists.gpus, asked.gpu)) || Infinity));
     const order = new Map(groups.flat().map((name, at) => [name, at]));
     const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, words: asked.words || null, language: t.language };
     // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
@@ -80,7 +83,7 @@ export function ModelsArea({ params, active }) {
     const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
     setState((now) => ({ ...begun, rows: now.rows.filter(isKept) }));
     try {
-      for (const names of batches(groups)) {
+      await inLanes(batches(groups), async (names) => {
         const answer = await engine.call("card", { ...question, names }, mine.signal);
         if (mine.signal.aborted) return;
         const planned = answer.models.map((row) => ({ ...row, asked }));
@@ -92,9 +95,10 @@ export function ModelsArea({ params, active }) {
           missing: [...now.missing, ...answer.too_large].sort((a, b) => a.short_bytes - b.short_bytes),
           done: now.done + names.length,
         }));
-      }
+      });
     } catch (error) {
       if (error.name === "AbortError") return;
+      mine.abort();
       setState((now) => ({ ...now, rows: [], missing: [], error, all: now.done }));
     }
     answered.current = key;
@@ -203,7 +207,12 @@ function Fitting({ rows, asked, label }) {
     figureColumn(name, title, (row) => (generates(row) ? row[name]?.estimate : null), (_, row) => rateRange(row[name]));
   const losses = (row) => row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ");
   const givesUp = (row) => row.gives_up.length > 0 && t("models.gives_up", { losses: losses(row) });
-  const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
+  const holds = (requests, row) =>
+    requests < row.max_concurrency ? (
+      count(requests)
+    ) : (
+      <span class="aside">{heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users))}</span>
+    );
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>
@@ -213,7 +222,7 @@ function Fitting({ rows, asked, label }) {
     )),
     figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
     figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
-    figureColumn("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
+    figureColumn("users", t("models.holds"), (row) => row.runs_at_once || null, holds),
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),
     ...(users > 1 ? [rate("all_users_tokens_per_s", t("models.speed_all", { users }))] : []),

@@ -43,7 +43,7 @@ export function SortableTable({ label, columns, rows, rowKey, rowClass }) {
               <th key={column.name} class={column.isText ? "" : "figure"} aria-sort={column.by && direction(column.name)}>
                 {column.by ? (
                   <button type="button" class="sort" title={t("table.sort")} onClick={() => press(column)}>
-                    {column.title} <span aria-hidden="true">{{ none: "↕", ascending: "↑", descending: "↓" }[direction(column.name)]}</span>
+                    {column.title}{"\u00a0"}<span aria-hidden="true">{{ none: "↕", ascending: "↑", descending: "↓" }[direction(column.name)]}</span>
                   </button>
                 ) : (
                   <span class={column.hidden ? "off-screen" : ""}>{column.title}</span>

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { addressOf, keepStep } from "../address.js";
-import { engine } from "../engine.js";
+import { engine, inLanes } from "../engine.js";
 import { ErrorNote, NumberField, Status, VerdictBadge, reveal, useFold } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
@@ -17,8 +17,8 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
   const request = { ...sizeRequestOf(setup, plan), language: t.language };
   const { context, concurrency } = request;
   const key = JSON.stringify(request);
-  const [budget, setBudget] = useState("");
-  const most = typeof budget === "number" ? budget : Infinity;
+  const budget = setup.budget ?? "";
+  const most = Number(budget) || Infinity;
   // A card that holds the model only with another checkpoint has that row alone; what is above the budget has none.
   const holds = new Set(state.rows.map((row) => row.count > 0 && row.gpu));
   const isShown = (row) => (row.count ? most === Infinity || (row.usd_per_hour ?? Infinity) <= most : !holds.has(row.gpu));
@@ -39,10 +39,11 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
     const timer = setTimeout(async () => {
       setState({ rows: [], done: 0, error: null });
       try {
-        for (const card of cards) {
+        await inLanes(cards, async (card) => {
           const { rows } = await engine.call("size", { ...JSON.parse(key), cards: [card] }, abort.signal);
-          setState((now) => ({ ...now, rows: [...now.rows, ...rows].sort(cheapestFirst), done: now.done + 1 }));
-        }
+          if (!abort.signal.aborted)
+            setState((now) => ({ ...now, rows: [...now.rows, ...rows].sort(cheapestFirst), done: now.done + 1 }));
+        });
       } catch (error) {
         if (error.name !== "AbortError") setState({ rows: [], done: 0, error });
       }
@@ -59,7 +60,7 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
       <p class="hint"><a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a></p>
       <ErrorNote error={state.error} />
       {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
-      <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>
+      <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={(usd) => onChange({ ...setup, budget: usd === "" ? null : String(usd) })} />}</div>
       {context && state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>
   );
@@ -68,6 +69,10 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
 // Cards without a price come after those with one, misfits last.
 const cost = (row) => (row.count > 0 ? (row.usd_per_hour ?? 1e9) : 2e9);
 const cheapestFirst = (a, b) => cost(a) - cost(b);
+
+// No line ends inside a flag, which has hyphens of its own.
+const flagsOf = (command) =>
+  command.slice(3).map((word) => [" ", <span key={word} class="unbroken">{word}</span>]);
 
 function HolderTable({ rows, users, model, onUse }) {
   const t = useText();
@@ -81,12 +86,12 @@ function HolderTable({ rows, users, model, onUse }) {
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
-        {row.command && <code class="soft gives-up">{row.command.slice(3).join(" ")}</code>}
+        {row.command && <code class="soft gives-up">{flagsOf(row.command)}</code>}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),
     figureColumn("holds", t("holders.concurrency"), (row) => (row.count ? row.max_concurrency : null), (requests, row) =>
-      heldOf(t, requests, row.first_start_concurrency, users),
+      <span class="aside">{heldOf(t, requests, row.first_start_concurrency, users)}</span>,
     ),
     figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
     figureColumn("per_usd", t("holders.per_usd"), (row) => row.held_per_usd, (held) => held.toFixed(1)),
@@ -94,5 +99,5 @@ function HolderTable({ rows, users, model, onUse }) {
     ...(users > 1 ? [speed("each_user_tokens_per_s", t("fleet.tokens_per_s_each"))] : []),
     useColumn(t("holders.use"), (row) => row.count > 0, onUse),
   ];
-  return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model} />;
+  return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model + row.count} />;
 }

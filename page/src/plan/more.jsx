@@ -163,13 +163,12 @@ function Changes({ title, changes, words }) {
 }
 
 // Several servers on the machine of this plan.
-export function Pack({ asked, setup, plan }) {
+export function Pack({ asked, setup, plan, onChange }) {
   const t = useText();
   const fold = useFold(asked);
   const id = useId();
-  const [text, setText] = useState(null);
   const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : `vllm serve ${setup.model}`;
-  const written = text ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
+  const written = setup.pack ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
   const commands = written.split("\n").filter((line) => line.trim());
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
   const machine = { gpu: setup.gpu, gpu_memory: setup.gpu_memory || null, gpu_used: setup.gpu_used || null };
@@ -179,7 +178,7 @@ export function Pack({ asked, setup, plan }) {
       <summary>{t("pack.title")}</summary>
       <div class="field">
         <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
-        <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => setText(event.target.value)} />
+        <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => onChange({ ...setup, pack: event.target.value || null })} />
       </div>
       <Button disabled={!commands.length || commands.length > 8 || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>
       <ErrorNote error={state.error} />

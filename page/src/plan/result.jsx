@@ -5,7 +5,7 @@ import { Button, Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } f
 import { PARTS } from "../parts/layout.js";
 import { takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { atOnce, bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
+import { atOnce, bytesWords, commandLine, count, flagsWords, gib, held, runsAtOnce, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
 import { useMath } from "./use_plan.js";
 
@@ -23,9 +23,10 @@ function bigFigures(t, plan, speed) {
     return figures;
   }
   const [now, first] = [kv, plan.first_start ?? kv].map((pool) => held(atOnce(plan, pool)));
-  if (kv.num_blocks > 0) {
-    const note = t(first === now ? "big.requests" : "big.requests_first", { length: tokensShort(args.max_model_len), first });
-    figures.push([now, note]);
+  const [run, length] = [runsAtOnce(plan), tokensShort(args.max_model_len)];
+  if (run < atOnce(plan)) figures.push([count(run), t("big.requests_most", { length, held: now })]);
+  else if (kv.num_blocks > 0) {
+    figures.push([now, t(first === now ? "big.requests" : "big.requests_first", { length, first })]);
   }
   figures.push([gib(Math.max(layout.headroom_bytes, 0), 1), t(plan.gpu.count > 1 ? "big.free_each" : "big.free")]);
   const { one_user_tokens_per_s: one, all_users_tokens_per_s: all, users, usd_per_hour: usd } = speed ?? {};

@@ -8,7 +8,7 @@ from legroom.cli.shared_options import gpu_count
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.facts.bundled import Bundled, bundled_names, find
+from legroom.facts.bundled import Bundled, all_bundled
 from legroom.units import parse_length, parse_whole
 
 DESCRIPTION = """\
@@ -51,8 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the bundled models whose names contain all the words, with --gpu those that it serves; 1 for none."""
     words = [word.lower() for word in args.words]
-    every = (model for name in bundled_names() if (model := find(name)))
-    models = [named for model in every if (named := model.with_words(words))]
+    models = [named for model in all_bundled() if (named := model.with_words(words))]
     if args.gpu is not None:
         return _run_on_card(args, models)
     options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")

@@ -66,6 +66,11 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(_all_entries())
 
 
+def all_bundled() -> list[Bundled]:
+    """Every bundled model, variants included, in the order of `bundled_names`."""
+    return [_bundled(key, entry) for key, entry in _all_entries().items()]
+
+
 def find(name: str) -> Bundled | None:
     """The bundled model of a Hub id or short name, case-insensitive; None where there is none."""
     wanted = name.strip().lower()
@@ -479,7 +484,11 @@ def _without_role(repo: str) -> str:
 
 def _bundled_of(key: str) -> Bundled:
     """The bundled model of an entry's key."""
-    entry = _entry_of_key(key)
+    return _bundled(key, _entry_of_key(key))
+
+
+def _bundled(key: str, entry: Mapping[str, Any]) -> Bundled:
+    """The bundled model of an entry and its key."""
     ids = tuple(entry.get("ids", ()))
     source = _shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0])
     parameters, base = entry.get("parameters", 0), entry.get("base")

@@ -112,9 +112,11 @@ def gpu(name: str) -> Gpu:
         return card  # before sizes: 2080 ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _card_of_size(name)
-    if "," in name:
-        hint = "plan on the smaller card, with --gpus for how many: every rank gets the same share of the model"
-        raise LegroomError(f"{name!r} names different cards", hint)
+    names = [each.strip() for each in name.split(",")]
+    if len(names) > 1 and all(names):
+        smallest = min(names, key=lambda each: gpu(each).total_bytes)
+        share = "" if len(set(names)) == 1 else ", the smaller card: every rank gets the same share of the model"
+        raise LegroomError(f"{name!r} names several cards", f"write --gpu {smallest} --gpus {len(names)}{share}")
     counted = _COUNTED.fullmatch(name)
     if counted and _normalized_name(counted.group(2)) in _cards_by_name():
         why = f"{name!r} names {counted.group(1)} GPUs"

@@ -29,6 +29,8 @@ from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import traits
 
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
+Combinations = dict[tuple[object, ...], FlagCombination | None]
+"""By the number of the checkpoint and the flags; None is refused."""
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 USUAL_UTILIZATION = 0.94
@@ -77,16 +79,24 @@ class SearchAnswer:
     """Why one GPU is not enough, where no number was given and the best plan has more."""
 
 
-def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
-    """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
-    found = _search(targets, args, goal, max_answers)
+def search_flags(
+    targets: Sequence[Target],
+    args: ServeArgs,
+    goal: CapacityGoal,
+    max_answers: int = 4,
+    combinations: Combinations | None = None,
+) -> SearchAnswer:
+    """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay.
+    `combinations` are those that an earlier search of the same question computed."""
+    combinations = {} if combinations is None else combinations
+    found = _search(targets, args, goal, max_answers, combinations)
     if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
-        more = search_flags(targets, args, goal)  # one that costs more may be sure to fit
+        more = search_flags(targets, args, goal, combinations=combinations)  # one that costs more may be sure to fit
         found = more if more.best is not None and more.best.verdict == "fits" else found
     if found.best is None or not _is_full(found.best, args):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
-    usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers)
+    usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers, combinations)
     is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(found.best)
     return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
 
@@ -102,14 +112,16 @@ def _severe_losses(found: Plan) -> tuple[Any, ...]:
     return found.target.model.name, found.args.kv_cache_dtype, found.args.enforce_eager, found.args.gpus_needed
 
 
-def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int) -> SearchAnswer:
+def _search(
+    targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int, combinations: Combinations
+) -> SearchAnswer:
     """The plans that meet a goal, least loss first, at any utilization up to the goal's highest."""
     # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
     gpus_enough = math.inf
     for number, target in enumerate(targets):
-        fewest = min(gpus_for_weights(target, base_args), max(goal.gpus))
+        fewest = gpus_for_weights(target, base_args, max(goal.gpus))
         for parallel in parallel_sizes(args, goal, traits(target.model).moe):
             gpus = math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
             if gpus >= gpus_enough:
@@ -120,7 +132,8 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
             if base is None:
                 continue
             only_best = max_answers == 1
-            for combination in _combinations(target, base_args, parallel, base, goal, number, only_best):
+            weighed = _combinations(target, base_args, parallel, base, goal, number, only_best, combinations)
+            for combination in weighed:
                 tried, options = _best_utilization(combination, base_args, goal, number, base.max_num_seqs)
                 state.add(combination, goal, tried, options)
                 if max_answers == 1 and any(_gives_up_nothing(option) for option in options):
@@ -133,11 +146,11 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
     roomy = {_apart_from_split(option) for option in state.options if option.roomy}
     state.options.sort(key=lambda option: _rank(option, _apart_from_split(option) in roomy))
     plans = list(_starting_plans(state.options, base_args, goal, max_answers))
+    plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
-        plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
@@ -161,12 +174,14 @@ def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(loss + values.get(loss, "") for loss in losses)
 
 
-def gpus_for_weights(target: Target, args: ServeArgs) -> int:
-    """The fewest GPUs whose total memory holds the weights; 1 where flags split or offload them or vLLM refuses one."""
-    one_card = None if args.gpus_needed > 1 or args.cpu_offload_gb else _resolve_split(target, args, {})
+def gpus_for_weights(target: Target, args: ServeArgs, most: int) -> int:
+    """The fewest GPUs, `most` at most, whose total memory holds the weights; 1 where flags split or offload them or
+    vLLM refuses one."""
+    is_one = most == 1 or args.gpus_needed > 1 or args.cpu_offload_gb
+    one_card = None if is_one else _resolve_split(target, args, {})
     if one_card is None:
         return 1
-    return math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes)
+    return min(most, math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes))
 
 
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
@@ -290,10 +305,11 @@ def _combinations(
     goal: CapacityGoal,
     variant: int,
     only_best: bool,
+    known: Combinations,
 ) -> Iterator[FlagCombination]:
     """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
     smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
-    (`variant` above 0) also one that leaves memory free."""
+    (`variant` above 0) also one that leaves memory free. `known` are reused and added to."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
         """At most one: the combination at the utilization nearest the default that meets the goal; else empty."""
@@ -312,9 +328,17 @@ def _combinations(
         flags: Flags = dict(parallel)
         for part in choice:
             flags |= part
-        return flag_combination(room, args, flags)
+        key = variant, *flags.items()
+        if key not in known:
+            known[key] = flag_combination(room, args, flags)
+        return known[key]
 
     room, axes = replace(target, gpus=max(target.gpus, base.gpus_used)), flag_axes(target, args, base, goal)
+    if only_best and not variant:
+        unchanged = combined([axis[0] for axis in axes.values()])
+        if unchanged is not None and meets_goal(unchanged):
+            yield unchanged
+            return
     minimum = combined([axis[-1] for axis in axes.values()])
     if minimum is not None and minimum.shortfall_bytes(goal) > 0:
         yield minimum  # what it lacks is the answer

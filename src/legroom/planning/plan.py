@@ -215,6 +215,11 @@ class Plan:
         return self.memory.kv.max_concurrency * self.settings.data_parallel_size
 
     @property
+    def runs_at_once(self) -> float:
+        """Requests of the full length that run at once: those that it holds, at most --max-num-seqs of each engine."""
+        return min(self.holds, self.settings.max_num_seqs * self.settings.data_parallel_size)
+
+    @property
     def layout(self) -> Layout:
         """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest

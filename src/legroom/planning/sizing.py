@@ -100,7 +100,8 @@ def size_models(
 
 
 def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
-    """The fewest GPUs of one kind for a model, given by its index, and for a quantized checkpoint if it needs fewer."""
+    """The fewest GPUs of one kind for a model, given by its index, and for a quantized checkpoint if it needs fewer; of
+    this one also the fewest that are sure to fit, where that many are fewer than the model's, too."""
     number, gpu = cell
     target, args = Target(task.models[number], gpu, 1, task.release), task.args[number]
     fit = fewest_gpus(target, args, task.goal)
@@ -109,7 +110,12 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
     smaller = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if others else fit
     if fit.plan is None and smaller.plan is None:
         return (smaller if smaller.short_bytes else fit,)  # the checkpoint that lacks the least
-    return (fit, smaller) if smaller is not fit and smaller.plan else (fit,)
+    sure = smaller
+    while sure is not fit and sure.plan and sure.plan.verdict == "tight":
+        fewer = tuple(count for count in fewer if count > sure.count)
+        sure = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if fewer else fit
+    rows = {id(row): row for row in (fit, smaller, sure) if row is fit or row.plan}
+    return tuple(rows.values())
 
 
 def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
     targets = [target, *(replace(target, model=other) for other in others)]
-    least = min(counts[-1], *(gpus_for_weights(each, args) for each in targets))
+    least = min(gpus_for_weights(each, args, counts[-1]) for each in targets)
     for number, count in enumerate(counts, 1):
         if count < least:
             continue

@@ -272,10 +272,10 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
         yield from wrap(text, style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
-def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """How to check that the fix worked, by the cause's domain or the failed phase; nothing for another engine."""
+def verify_text(diagnosis: Diagnosis, finding: Finding, language: Language) -> str:
+    """How to check that the fix worked, by the cause's domain or the failed phase; empty for another engine."""
     if diagnosis.other_engine:
-        return
+        return ""
     case = diagnosis.case
     if cause_of(finding.cause).domain == "host":
         of_ray = case.has("ray_node_memory") and not case.has("oom_killer")
@@ -283,8 +283,14 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
     else:
         is_step = diagnosis.phase == "serving" and cause_of(finding.cause).is_memory
         kind = "serving" if is_step else "startup" if diagnosis.phase not in (None, "serving") else "other"
+    return diagnosis_texts.how_to_verify(kind, language, finding.cause, case.oom.platform if case.oom else "")
+
+
+def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """How to check that the fix worked, and where the long story is; nothing for another engine."""
+    if not (how := verify_text(diagnosis, finding, language)):
+        return
     yield style.paint(f"{heading('verify', language)}:", "bold")
-    how = diagnosis_texts.how_to_verify(kind, language, finding.cause, case.oom.platform if case.oom else "")
     yield from wrap(how, style.width, _MARGIN)
     if has_story(finding):
         yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")

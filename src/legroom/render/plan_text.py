@@ -171,7 +171,7 @@ def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
     if one := known.get("one_user_tokens_per_s"):
         text, together = f"{_rate_range(one)} for one user alone", known["all_users_tokens_per_s"]
         if (users := known["users"]) > 1:
-            text += f", {_rate_range(together)} for {users} together, {together['estimate'] / users:,.0f} each"
+            text += f", {_rate_range(together)} for {count(users)} together, {together['estimate'] / users:,.0f} each"
         yield "tokens/s", f"{text}, decoding at full length"
     if (usd := known.get("usd_per_hour")) is not None:
         yield "price", f"${usd:,.2f} an hour, list price of {known['price_date']}"
@@ -187,6 +187,8 @@ def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     engines = f", on each of {plan.settings.data_parallel_size} engines" if plan.settings.data_parallel_size > 1 else ""
     yield "KV cache", pool_text(plan.memory.kv, "block") + engines
     yield "concurrency", holds_text(plan)
+    if plan.runs_at_once < plan.holds:
+        yield "at once", f"{count(plan.runs_at_once)} of them run: --max-num-seqs allows no more"
     # Tokens per request at higher concurrency than the full length allows.
     shares = context_by_user_count(plan)
     if shares:

@@ -318,7 +318,7 @@ def _card_name(each: CardModel) -> str:
 
 
 def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
-    """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
+    """A row for each model that fits: weights, users at once, longest request, tokens/s; below, what they give up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
     head = (
         "model",
@@ -328,21 +328,28 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         "longest",
         _ONE_USER,
         *([f"all {wanted:g}"] if wanted > 1 else []),
-        "gives up",
     )
     rows = [tuple(style.paint(word, "dim") for word in head)]
+    remarks: dict[str, list[str]] = {}
     for each in models:
         if (plan := each.fit.plan) is None:
             continue
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
-        losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
-        losses += [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
-        pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
-        name, weights = style.paint(_card_name(each), "bold"), gib(plan.layout.weights.bytes, 1)
-        figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 6]
-        rows.append((_marked_tight(name, plan, style), *figures, ", ".join(losses)))
-    yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
+        given_up = "; ".join(loss.partition(":")[0] for loss in each.fit.losses)
+        tight = [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
+        for remark in (*([f"* gives up {given_up}"] if given_up else []), *first_start_loss(plan, wanted), *tight):
+            remarks.setdefault(remark, []).append(_card_name(each))
+        users = f"{plan.holds:.2f}" if plan.runs_at_once == plan.holds else f"{plan.runs_at_once:,}"
+        pool = (users, f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        mark = style.paint("*", "orange") if given_up else ""
+        name, weights = style.paint(_card_name(each), "bold") + mark, gib(plan.layout.weights.bytes, 1)
+        figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 5]
+        rows.append((_marked_tight(name, plan, style), *figures))
+    yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 1)}"))
+    yield from [""] if remarks else []
+    for remark, names in remarks.items():
+        yield from wrap(f"{remark}: {', '.join(names)}", style.width, "  ", "    ")
 
 
 def _marked_tight(name: str, plan: Plan, style: Style) -> str:

@@ -94,6 +94,7 @@ class CardModel:
             "reason": plan.reason if plan and plan.verdict == "tight" else "",
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
+            "runs_at_once": plan.runs_at_once if plan else None,
             "first_start_concurrency": first_start_holds(plan) if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
@@ -167,7 +168,7 @@ ORDERS: Mapping[str, Callable[[CardModel], Any]] = {
     "size": _largest_first,
     "name": lambda each: each.bundled.name,
     "context": lambda each: -each.longest_len,
-    "users": lambda each: -each.fit.holds,
+    "users": lambda each: -each.fit.plan.runs_at_once if each.fit.plan else 0,
     "speed": lambda each: -each.rate.estimate if each.rate else 0,
 }
 """How a list of models can be sorted: the largest, longest, most or fastest first."""
@@ -211,23 +212,29 @@ def card_model(search: CardSearch, bundled: Bundled) -> CardModel:
     limit = max(default_and_longest_len(args, target.model, target.release)[1], search.goal.context)
     longest = max(min(sure_longest_len(fit.plan), limit), search.goal.context)
     users, engines = math.ceil(search.goal.concurrency), fit.plan.settings.data_parallel_size
-    one, each = (decode_rate(fit.plan, search.goal.context, number) for number in (1, math.ceil(users / engines)))
+    one, each = decode_rates(fit.plan, search.goal.context, (1, math.ceil(users / engines)))
     return CardModel(bundled, fit, longest, one, each, users)
 
 
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
     """Tokens per second of each of `users` users at `context` tokens; None for pooling models or no estimate."""
+    return decode_rates(plan, context, (users,))[0]
+
+
+def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[DecodeRate | None]:
+    """The decode rate for each of these numbers of users."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_no_step_time(work):
-        return None
-    step = users, users * context, users
-    seconds, least = (
-        float(step_seconds(cost, *step))  # type: ignore[no-untyped-call]
-        for cost in (roofline(work), limit_of_data_sheet(work))
-    )
-    band = step_band(plan, work)
-    slow, usual, fast = (1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low))
-    return DecodeRate(slow, usual, fast)
+        return [None for _ in each_users]
+    usual, best, band = roofline(work), limit_of_data_sheet(work), step_band(plan, work)
+
+    def rate(users: int) -> DecodeRate:
+        """That of so many users who all decode at the context."""
+        step = users, users * context, users
+        seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))  # type: ignore[no-untyped-call]
+        return DecodeRate(*(1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low)))
+
+    return [rate(users) for users in each_users]
 
 
 def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:
@@ -236,7 +243,7 @@ def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, A
     engines = settings.data_parallel_size
     users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))
     users = min(users, math.ceil(wanted / engines)) if wanted else users
-    one, each = (decode_rate(plan, settings.max_model_len, number) for number in (1, users))
+    one, each = decode_rates(plan, settings.max_model_len, (1, users))
     everyone = min(users * engines, math.ceil(wanted)) if wanted else users * engines
     return {
         "context": settings.max_model_len,

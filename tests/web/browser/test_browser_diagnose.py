@@ -115,6 +115,7 @@ def test_what_the_command_line_says_beside_the_command_is_said_here_too(served, 
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
     assert "keep your command and change only" in page.inner_text(".finding.first .fix .note")
+    assert "Application startup complete" in page.inner_text(".finding.first")
 
 
 def test_a_log_that_is_being_read_can_be_cancelled(served, open_page):

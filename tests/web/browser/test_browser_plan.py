@@ -711,3 +711,37 @@ def test_the_suggested_wish_is_nobodys_until_it_is_typed_or_searched_for(served,
     page.get_by_role("button", name="Find the settings").click()
     page.wait_for_selector(".wishes .note.good")
     assert "holds 16 requests of 32,768 tokens" in page.inner_text(".wishes .note")
+
+
+def test_no_more_requests_are_promised_than_the_server_runs(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=qwen2.5-0.5b&gpu=h100&max_model_len=4096&max_num_seqs=32")
+    verdict(page)
+    assert page.locator(".big dd").first.inner_text() == "32"
+    assert "32 of them run" in page.inner_text(".result")
+
+
+def test_a_budget_is_kept_and_a_row_can_be_taken_without_scrolling(served, open_page):
+    page = open_page(f"{served.url}#/size?model=llama-3.1-8b&gpu=h100&want_context=8192&want_users=4")
+    page.wait_for_selector(".holders tbody tr:nth-child(2)")
+    page.get_by_label("Budget, $ an hour").fill("0.6")
+    wait_until(page, "location.hash.includes('budget=0.6')")
+    page.reload()
+    page.wait_for_selector(".holders tbody tr:nth-child(1)")
+    assert page.get_by_label("Budget, $ an hour").input_value() == "0.6"
+    prices = page.locator(".holders tbody tr td:nth-child(4)").all_inner_texts()
+    assert all(float(price.removeprefix("$")) <= 0.6 for price in prices)
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.holders .scroll-x'))")
+
+
+def test_the_models_of_a_card_are_planned_two_lists_at_a_time(served, open_page):
+    page = open_page(f"{served.url}#/models")
+    held = []
+    page.route("**/api/card", lambda route: held.append(route))
+    page.get_by_role("combobox", name="GPU").fill("rtx4090")
+    page.get_by_label("Only names with").fill("qwen2.5")
+    deadline = 200
+    while len(held) < 2 and (deadline := deadline - 1):
+        page.wait_for_timeout(50)
+    assert len(held) == 2
+    for each in held:
+        each.fulfill(json={"models": [], "too_large": []})
