@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.memo import Memo
 from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_fp8, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
@@ -79,16 +80,22 @@ class SearchAnswer:
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
     """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
-    found = _search(targets, args, goal, max_answers)
+    known: Memo[FlagCombination | None] = Memo()
+    """The combinations that an earlier search for this goal has computed."""
+
+    def unless_full(found: SearchAnswer, answers: int) -> SearchAnswer:
+        """The answer; where it needs nearly the whole card, one that gives up no more than batches and graphs."""
+        if found.best is None or not _is_full(found.best, args):
+            return found
+        usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), answers, known)
+        is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(found.best)
+        return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
+
+    found = _search(targets, args, goal, max_answers, known)
     if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
-        more = search_flags(targets, args, goal)  # one that costs more may be sure to fit
+        more = unless_full(_search(targets, args, goal, 4, known), 4)  # one that costs more may be sure to fit
         found = more if more.best is not None and more.best.verdict == "fits" else found
-    if found.best is None or not _is_full(found.best, args):
-        return found
-    # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
-    usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers)
-    is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(found.best)
-    return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
+    return unless_full(found, max_answers)
 
 
 def _is_full(found: Plan, args: ServeArgs) -> bool:
@@ -102,7 +109,13 @@ def _severe_losses(found: Plan) -> tuple[Any, ...]:
     return found.target.model.name, found.args.kv_cache_dtype, found.args.enforce_eager, found.args.gpus_needed
 
 
-def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int) -> SearchAnswer:
+def _search(
+    targets: Sequence[Target],
+    args: ServeArgs,
+    goal: CapacityGoal,
+    max_answers: int,
+    known: Memo[FlagCombination | None],
+) -> SearchAnswer:
     """The plans that meet a goal, least loss first, at any utilization up to the goal's highest."""
     # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
@@ -120,7 +133,7 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
             if base is None:
                 continue
             only_best = max_answers == 1
-            for combination in _combinations(target, base_args, parallel, base, goal, number, only_best):
+            for combination in _combinations(target, base_args, parallel, base, goal, number, only_best, known):
                 tried, options = _best_utilization(combination, base_args, goal, number, base.max_num_seqs)
                 state.add(combination, goal, tried, options)
                 if max_answers == 1 and any(_gives_up_nothing(option) for option in options):
@@ -290,6 +303,7 @@ def _combinations(
     goal: CapacityGoal,
     variant: int,
     only_best: bool,
+    known: Memo[FlagCombination | None],
 ) -> Iterator[FlagCombination]:
     """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
     smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
@@ -312,7 +326,7 @@ def _combinations(
         flags: Flags = dict(parallel)
         for part in choice:
             flags |= part
-        return flag_combination(room, args, flags)
+        return known.get((target,), (repr(sorted(flags.items())),), lambda: flag_combination(room, args, flags))
 
     room, axes = replace(target, gpus=max(target.gpus, base.gpus_used)), flag_axes(target, args, base, goal)
     minimum = combined([axis[-1] for axis in axes.values()])
