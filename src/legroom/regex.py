@@ -39,22 +39,31 @@ def pattern_error(pattern: str) -> str | None:
     return None
 
 
+_SET_PATTERNS = 25
+"""Patterns of one automaton. On 178 texts of 2 kB that share little, 395 patterns in sixteen automata of 16 MiB take
+3 ms a text where one of 64 MiB, which is full again and again, takes 15 ms."""
+_SET_MEMORY_BYTES = 16 << 20
+
+
 class PatternSet:
-    """Many patterns matched against a text in one pass."""
+    """Many patterns matched against a text, some at a time."""
 
     def __init__(self, patterns: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         """Each pattern with plain texts, one of which every match of it contains."""
         self._patterns = tuple(patterns)
-        self._set = re2.Set.SearchSet(_re2_options()) if re2 else None
-        if self._set is not None:
-            for pattern, _ in self._patterns:
-                self._set.Add(pattern)
-            self._set.Compile()
+        self._sets: list[Any] = []
+        for first in range(0, len(self._patterns), _SET_PATTERNS) if re2 else ():
+            some = re2.Set.SearchSet(_re2_options(_SET_MEMORY_BYTES))
+            for pattern, _ in self._patterns[first : first + _SET_PATTERNS]:
+                some.Add(pattern)
+            some.Compile()
+            self._sets.append(some)
 
     def matching(self, text: str) -> tuple[int, ...]:
         """Indices of the patterns that match, in ascending order."""
-        if self._set is not None:
-            return tuple(sorted(self._set.Match(text) or ()))
+        if self._sets:
+            found = (sorted(some.Match(text) or ()) for some in self._sets)
+            return tuple(part * _SET_PATTERNS + index for part, indices in enumerate(found) for index in indices)
         return tuple(
             index
             for index, (pattern, contained) in enumerate(self._patterns)
@@ -88,11 +97,11 @@ def _occurrences(buffer: bytes, literal: bytes, start: int, end: int) -> Iterato
         start += len(literal)
 
 
-def _re2_options() -> Any:
-    """RE2's options with the larger memory limit; None without RE2."""
+def _re2_options(memory_bytes: int = _MAX_MEMORY_BYTES) -> Any:
+    """RE2's options with the larger memory limit of one automaton; None without RE2."""
     if re2 is None:
         return None
     options = re2.Options()
-    options.max_mem = _MAX_MEMORY_BYTES
+    options.max_mem = memory_bytes
     options.log_errors = False
     return options

@@ -8,7 +8,7 @@ from diagnosis_logs import CAUSES
 from legroom import regex
 from legroom.diagnosis.diagnosis_json import readings_json
 from legroom.diagnosis.log_diagnosis import read_log
-from legroom.regex import LiteralFinder
+from legroom.regex import LiteralFinder, PatternSet
 from legroom.vllm_logs import evidence, startup_log
 from legroom.vllm_logs.log_masking import MASK, masked_log_text
 from legroom.vllm_logs.log_scanner import all_marks
@@ -34,6 +34,14 @@ def test_every_cause_is_found_alike(request: pytest.FixtureRequest) -> None:
     with_re2 = answers()
     request.getfixturevalue("without_re2")
     assert answers() == with_re2
+
+
+def test_each_pattern_of_a_set_is_matched_by_its_number(request: pytest.FixtureRequest) -> None:
+    words = [f"word{number:03}" for number in range(80)]
+    text = f"{words[79]} {words[0]} and {words[24]}, {words[25]}, {words[26]}"
+    by_re2 = PatternSet((word, (word,)) for word in words).matching(text)
+    request.getfixturevalue("without_re2")
+    assert by_re2 == PatternSet((word, (word,)) for word in words).matching(text) == (0, 24, 25, 26, 79)
 
 
 @pytest.mark.usefixtures("without_re2")

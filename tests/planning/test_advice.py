@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from legroom.planning import advice
-from legroom.planning.advice import USEFUL_CONTEXT, with_longer_context_first, with_quick_advice
+from legroom.planning.advice import MOST_ADVICE, USEFUL_CONTEXT, with_longer_context_first, with_quick_advice
 from legroom.planning.capacity_search import USUAL_UTILIZATION
 from legroom.planning.levers import more_gpus
 from legroom.planning.plan import cold_start, plan
@@ -108,7 +108,8 @@ def test_data_parallel_engines_are_offered_more_gpus_each(target):
 
 
 def test_no_advice_asks_for_more_gpus_than_were_given(target):
-    start = plan(replace(target("llama-3.1-70b", "a100-40gb", gpus=2), gpus_given=True), ServeArgs())
+    given = replace(target("llama-3.1-70b", "a100-40gb", gpus=2), gpus_given=True)
+    start = plan(given, ServeArgs(model="llama-3.1-70b"))
     advised = with_advice(start)
     assert advised.advice
     assert all(piece.plan.args.gpus_needed <= 2 for piece in advised.advice)
@@ -179,7 +180,7 @@ def test_where_only_more_cards_help_nothing_tight_is_added(target):
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):
     """Of 14B, 8B, 4B and less, the largest that the card holds."""
     start = plan(replace(target("qwen3-32b", "rtx 3060"), gpus_given=True), ServeArgs(model="qwen3-32b"))
-    assert with_advice(start).advice[0].flags["model"] == "Qwen/Qwen3-4B"
+    assert with_advice(start, enough=MOST_ADVICE).advice[0].flags["model"] == "Qwen/Qwen3-4B"
 
 
 def test_videos_are_left_out_where_their_profile_run_takes_the_card(target):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from legroom.planning import capacity_search, search_space
 from legroom.planning.capacity_search import search_flags
 from legroom.planning.search_space import CapacityGoal
 from legroom.units import GIB
@@ -26,6 +27,21 @@ def test_a_setting_that_needs_no_sacrifice_makes_none(target):
     assert found.losses == ()
     assert found.best is not None
     assert found.best.args == ServeArgs(max_model_len=8192)
+
+
+def test_searches_of_one_goal_compute_each_combination_once(target, monkeypatch):
+    """A tight answer is searched on for a sure one, and a full card for one of the usual utilization."""
+    tried = []
+
+    def counted(room, args, flags):
+        tried.append((room.model.name, *sorted(flags.items())))
+        return search_space.flag_combination(room, args, flags)
+
+    monkeypatch.setattr(capacity_search, "flag_combination", counted)
+    args = ServeArgs(quantization="fp8")
+    goal = CapacityGoal(32768, policy="safe")
+    assert search_flags([target("meta-llama/Llama-3.1-70B", "h100")], args, goal, max_answers=1).best.verdict == "tight"
+    assert len(tried) == len(set(tried)) > 500
 
 
 def test_flags_that_were_given_are_not_searched(target):

@@ -328,7 +328,7 @@ def _combinations(
         flags: Flags = dict(parallel)
         for part in choice:
             flags |= part
-        key = variant, *flags.items()
+        key = variant, repr(sorted(flags.items()))
         if key not in known:
             known[key] = flag_combination(room, args, flags)
         return known[key]
