@@ -986,3 +986,37 @@ def test_a_server_that_was_ready_refutes_a_plan_that_does_not_start() -> None:
     step = 'ERROR 02-14 08:44:33 engine.py:1]   File "engine.py", line 3, in run_engine_loop\n'
     found = first(f"On one H100:\n{command}{ready}{step}torch.OutOfMemoryError: CUDA out of memory.\n")
     assert dict(found.fixes[0].flags).keys() == {"gpu_memory_utilization"}
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        ("vllm serve Qwen/Qwen2.5-7B-Instruct --gpu-memory-utilization 0.95", "gpu_shared_or_not_free"),
+        ("vllm serve Qwen/Qwen2.5-32B-Instruct --gpu-memory-utilization 0.95", "weights_too_big"),
+    ],
+)
+def test_weights_that_the_card_holds_with_ease_do_not_fill_it(command: str, cause: str) -> None:
+    text = f"On the A100 40GB I run\n{command}\nand it dies while loading the model:\n"
+    found = first(text + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB.")
+    assert found.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ("docker run --gpus all \\\n  vllm/vllm-openai:v0.10.0 --model {model} --max-model-len 32768", "docker line"),
+        ("- image: vllm/vllm-openai:v0.10.0\n  args: ['--model', '{model}', '--max-model-len', '32768']", "`args:`"),
+    ],
+)
+def test_a_container_takes_the_changed_flag_where_its_others_stand(lines: str, place: str) -> None:
+    short = "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache"
+    text = f"{lines.format(model='Qwen/Qwen2.5-14B-Instruct')}\nValueError: {short} (10320). On an RTX 5090."
+    fix = first(text).fixes[0]
+    assert fix.flags == {"max_model_len": 9216}
+    assert place in fix.comment
+    assert "--max-model-len 9216" in fix.comment
+
+
+def test_a_share_with_a_decimal_comma_is_read() -> None:
+    text = "Qwen2.5-7B on an RTX 4090 with gpu_memory_utilization 0,35: ValueError: No available memory for the cache blocks."
+    assert "8.27 GiB" in first(text).why

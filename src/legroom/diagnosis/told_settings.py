@@ -158,7 +158,7 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
         return text.lower() if re.fullmatch(_VALUES["word"], text) else None
     if kind == "share":
         if re.fullmatch(_VALUES["share"], text):
-            return float(text)
+            return float(text.replace(",", "."))
         behind = match.string[match.end("first" if match["first"] else "values") :]
         return float(text) / 100 if is_in_memory and behind[:2].lstrip().startswith("%") else None
     number = re.fullmatch(r"(\d[\d ,]*(?:\.\d+)?) ?([kKM]?)", text)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
+from legroom.diagnosis.causes.weights_too_big import loads_with_ease
 from legroom.diagnosis.confidence import (
     EvidenceKind,
     confidences,
@@ -200,7 +201,7 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         for cause in causes()
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
-    if planned := _planned_failure(case, planner):
+    if planned := _planned_failure(case, planner) or _neighbour_by_plan(case, planner):
         others = [pair for pair in assessed if pair[0] is not planned[0]]
         # A place told in prose gives way to the plan.
         strength = max((pair[1].strength for pair in others), default=Strength.NONE)
@@ -296,6 +297,16 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     strength = Strength.SHOWN if is_full or plan.verdict == "does_not_fit" else Strength.LIKELY
     proven = Assessment(strength, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
     return None if cause is None else (cause, proven)
+
+
+def _neighbour_by_plan(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
+    """Another process on the card, where loading failed and the planned weights are far from filling it; else None."""
+    if case.site not in ("build", "load") or not loads_with_ease(planner):
+        return None
+    assert planner.failed_plan is not None
+    layout = planner.failed_plan.layout
+    why = reason("loads_with_ease", {"weights": gib(layout.weights.bytes), "total": gib(layout.total_bytes)})
+    return cause_of("gpu_shared_or_not_free"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:

@@ -150,6 +150,8 @@ class Launcher:
     """Templates of the settings that have another name there, by vLLM's Python name."""
     has_no_others: bool = False
     """Whether it takes the settings of `names` alone."""
+    is_of_image: bool = False
+    """Whether it starts vLLM's own server in a container, with vLLM's own flags."""
 
     def lacks(self, settings: Mapping[str, object]) -> bool:
         """Whether there is one of these settings (but `model`) that it cannot take."""
@@ -172,11 +174,12 @@ def launcher_in(text: str) -> Launcher | None:
     """The first known program whose command or call occurs in the text; None for `vllm serve` and its modules."""
     rows = read_data("trainers.json")["launchers"]
     if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
-        rows = [row for row in rows if row["name"].startswith("the compose file")]
+        rows = [row for row in rows if row.get("is_of_image")]
     found = next((row for row in rows if re.search(row["mark"], text)), None)
     if found is None:
         return None
-    return Launcher(found["name"], found["setting"], found["names"], found.get("has_no_others", False))
+    optional = {name: found.get(name, False) for name in ("has_no_others", "is_of_image")}
+    return Launcher(found["name"], found["setting"], found["names"], **optional)
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:

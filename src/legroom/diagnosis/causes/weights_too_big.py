@@ -78,12 +78,25 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights are ruled out: torch held more than all of them, and no traceback shows them loading."""
+    """Whether the planned weights are far below the card; or torch held more than they, and no frame shows loading."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
+    if loads_with_ease(planner):
+        return True
     if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
         return False
     is_past = planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
     return is_past and not _is_unsplit(planner)
+
+
+def loads_with_ease(planner: FixPlanner) -> bool:
+    """Whether the run's plan starts, its load leaves a quarter of the card, and no printed size contradicts that."""
+    case, plan = planner.case, planner.failed_plan
+    if plan is None or not plan.starts or not planner.known.ranks_known or case.ledger.total_bytes is not None:
+        return False
+    if plan.args.quantization is not None and plan.target.model.quantization is None:
+        return False  # rounded as they load, beside a copy in 16 bits
+    peak = max(plan.layout.weights.high, plan.layout.loading_peak_bytes) + (case.ledger.wanted_bytes or 0)
+    return peak < 0.75 * plan.layout.total_bytes and not case.has("transformers_backend", "low_bit_load")
 
 
 def _is_unsplit(planner: FixPlanner) -> bool:

@@ -213,10 +213,12 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
             return planned
     if planner.case.launcher is not None and not planner.flags_known and planner.case.launcher.lacks(planned.flags):
         return None
-    if (step := _launcher_step(planner, planned)) is not None:
+    if (step := _launcher_step(planner, planned)) is not None and not planner.flags_known:
         return replace(planned, comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
     comment = planner.known.rebuilt.remark(planned.flags, planned.env)
+    if step is not None and planner.case.launcher is not None and planner.case.launcher.is_of_image:
+        comment = "; ".join(filter(None, (comment, step)))
     outside = (1 - planner.utilization) * (planner.total_bytes or UNKNOWN_CARD_BYTES)
     if planned.plan is None and planner.utilization_known and outside < GIB // 2:
         full = f"{planner.utilization:g} of the card leaves nothing beside the budget: {MAX_UTILIZATION} at most"
@@ -235,8 +237,8 @@ def _lowers_unknown_utilization(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
-    """Where the program that starts the engine takes these settings; None where vLLM's own command is known."""
-    launcher = None if planner.flags_known else planner.case.launcher
+    """Where the program that starts the engine takes these settings; None where that is `vllm serve` itself."""
+    launcher = planner.case.launcher
     settings = {name: value for name, value in fix.flags.items() if value is not None and name != "model"}
     if launcher is None or not settings or any(step.startswith("in the trainer's own") for step in fix.steps):
         return None
