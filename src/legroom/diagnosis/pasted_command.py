@@ -25,6 +25,11 @@ _PERIOD = re.compile(r"[a-z]\. [A-Z]")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _PROSE_END = re.compile("[`，。；：（）]")
+_SUCCESS = re.compile(r"(?i)\W{0,8}(?:success\w*|working|good)\b(?: \w+){0,2} (?:command|config\w*|start|deployment)\b")
+_ON_BY_DEFAULT = ("enable_chunked_prefill", "enable_prefix_caching")
+_LMI_OPTION = re.compile(r"\bOPTION_([A-Z]+(?:_[A-Z]+)+)(?=\W)")
+_LMI_NAMES = {"MAX_ROLLING_BATCH_SIZE": "max_num_seqs", "TENSOR_PARALLEL_DEGREE": "tensor_parallel_size"}
+"""Variables of SageMaker's LMI container with another name than vLLM's setting (its guide to vLLM)."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -46,7 +51,11 @@ def pasted_command(
     ordered = [*reversed(above), *(command for command in commands if command not in above)]
     read_commands = [(*command, _deployment(command[2], release)) for command in ordered]
     read_commands.sort(
-        key=lambda command: (3 if command[3] is None else mismatch(command[3].args), bool(_ELIDED.search(command[2])))
+        key=lambda command: (
+            3 if command[3] is None else mismatch(command[3].args),
+            any(map(_SUCCESS.match, lines[max(command[0] - 4, 0) : command[0] - 1])),  # a heading, and a fence
+            bool(_ELIDED.search(command[2])),
+        )
     )
     for _, _, line, read in read_commands:
         if read is None or _ELIDED.search(line):
@@ -110,9 +119,13 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", _not_logged(lines))
-    plain = setting_words("comment").sub("", plain)
+    plain = _LMI_OPTION.sub(
+        lambda match: _LMI_NAMES.get(match[1], match[1].lower()), setting_words("comment").sub("", plain)
+    )
     for match in setting_words("setting").finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
+        if value.lower() == "false" and name in _ON_BY_DEFAULT:
+            typed[name] = OFF
         if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
             typed[name[3:]] = OFF
         if name not in SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):

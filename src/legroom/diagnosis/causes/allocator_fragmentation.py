@@ -6,7 +6,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.step_savings import large_steps_fix
+from legroom.diagnosis.fixes.step_savings import joined_segments_fix, large_steps_fix
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import gib, human_bytes
 
@@ -50,25 +50,17 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): expandable segments, less utilization, on TPU a clean device."""
     oom = planner.case.oom
-    is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
-    name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
     if oom is not None and oom.platform == "TPU":
         yield known_fix("clean_device")
         return
-    is_npu = oom is not None and oom.platform == "NPU"
-    env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
-    several = planner.known.ranks > 1 and not is_npu
-    why = "Expandable segments join free pieces into one."
-    if several:
-        why += " With several ranks they clash with custom all-reduce, which goes off with them."
-    flags = {"disable_custom_all_reduce": True} if several else {}
-    join = Fix("allocator_conf", why, flags, env, trades="slower all-reduce" if several else "")
+    join, is_npu = joined_segments_fix(planner), oom is not None and oom.platform == "NPU"
     need = planner.oom_shortage_bytes
     lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
     is_full = planner.utilization_known and planner.utilization > planner.default_utilization
     if (
         oom
+        and join is not None
         and (joined < 2 * oom.wanted_bytes or is_full)
         and lower is not None
         and planner.case.site not in ("build", "load", "profile")
@@ -76,17 +68,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         # Segments end at 2 MiB and other tensors lie between: hardly enough pieces do not make one.
         share, total = lower.flags.get("gpu_memory_utilization"), planner.total_bytes
         less = human_bytes(round((planner.utilization - share) * total) if share and total else need)
-        why = f"{why} They hardly cover what comes next, so the pool gives up {less} as well."
+        why = f"{join.why} They hardly cover what comes next, so the pool gives up {less} as well."
         join = replace(join, why=why, flags={**join.flags, **lower.flags}, trades=join.trades or lower.trades)
-    # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
-    sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
-    # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
-    without = oom is not None and oom.platform == "HIP"
     if planner.case.site == "serving":
         yield large_steps_fix(planner, lower)
     if is_npu:
         yield lower  # new releases of vllm-ascend have them on unless sleep mode is
-    yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
+    yield from (join, lower)
 
 
 CAUSE = Cause(entry="LR406")

@@ -84,8 +84,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.site == "graph_profile":
         yield from (_smaller_captures_fix(planner), eager)
         return
-    if planner.failed_plan is None and 0 < (planner.accounting.pool_bytes or 0) < 2 * need:
-        yield eager  # half of the pool would go
+    is_guess = not planner.utilization_known and case.has("capturing")  # the notice names eager mode itself
+    if planner.failed_plan is None and (is_guess or 0 < (planner.accounting.pool_bytes or 0) < 2 * need):
+        yield eager  # else half of the pool would go, or an unknown part
     yield room
     yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager

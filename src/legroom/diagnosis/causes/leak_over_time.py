@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, known_fix, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
-from legroom.units import KIB, gib
+from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
+_OF_CARD = re.compile(r"(?i)\b(?:GPU|VRAM|CUDA) (?:memory|OOM|usage)\b|\bVRAM\b|显存")
 _LIMITS = ("killed_process", "oom_killer", "sigkill", "killed_word", "ray_node_memory")
 
 
@@ -66,8 +68,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("ps_row"):
         why, trades = "In old releases captured graphs and their NCCL work grew on the host.", "slower decoding"
         yield planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
+    if of_card := planner.case.is_oom and planner.case.tells(_OF_CARD):
+        why = "The pool keeps its size: what grows on the card is torch's own cache, which needs room beside it."
+        lower = planner.lower_utilization(GIB, why)
+        yield replace(lower, is_unplanned=True) if lower is not None else None
     yield known_fix("newest_release_and_restart")
-    yield known_fix("no_media_cache")
+    yield known_fix("no_media_cache") if not of_card else None
 
 
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:

@@ -1,11 +1,14 @@
 """Adapters, draft weights or their buffers, which the profile run does not see."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import FixKind, Strength
 from legroom.units import GIB, gib
 
+_DRAFT_SPLIT = re.compile("draft[_-]tensor[_-]parallel[_-]size")
 _LARGE_NON_TORCH = int(2.5 * GIB)
 """Plain servers stay below it; LoRA graphs and drafts with their own communicators do not."""
 
@@ -50,9 +53,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
     room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
+    if planner.known.ranks > 1 and case.tells(_DRAFT_SPLIT):
+        yield known_fix("draft_split_alike")
     yield room
     if spec:
-        yield known_fix("no_draft_model")
+        yield replace(known_fix("no_draft_model"), is_unplanned=not planner.flags_known)
     if lora:
         kind: FixKind = "other_engine_feature_off"
         why = "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank."

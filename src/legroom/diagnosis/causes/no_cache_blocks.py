@@ -128,6 +128,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if (holder := described_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
         yield replace(known_fix("free_gpu"), why=why)
+    if planner.known.gpu is not None and planner.known.gpu.unified:
+        yield known_fix("drop_page_cache")
     yield larger_pool_fix(planner)
     yield advised_utilization_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:

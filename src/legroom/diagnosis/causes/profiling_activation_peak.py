@@ -15,9 +15,11 @@ from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.step_savings import (
     DEFAULT_STEP_TOKENS,
+    LARGEST_DEFAULT_TOKENS,
     reduced_limit,
     smaller_step_flags,
     smaller_step_tokens,
+    with_joined_segments,
 )
 from legroom.units import GIB, gib, human_bytes
 
@@ -110,6 +112,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (_fewer_sequences(planner), *fixes) if of_sampler else (*fixes, _fewer_sequences(planner))
         return
     yield _shorter_scores_fix(planner)
+    if _takes_whole_prompts(planner):
+        yield replace(known_fix("whole_prompts"), flags={"max_model_len": LARGEST_DEFAULT_TOKENS}, is_unplanned=True)
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
         yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
@@ -130,7 +134,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             why = f"{smaller.why} At {given:g} of the card the weights would leave no KV cache."
             flags["gpu_memory_utilization"] = MAX_UTILIZATION
             smaller = replace(smaller, flags=flags, why=why)
-        yield smaller
+        yield with_joined_segments(planner, smaller)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     beside_pool = _lower_utilization_for_warmup(planner) if case.site in ("sampler", "graph") else None
     # A smaller pool always leaves room; fewer sequences do if there are as many as the log or the flags say.
@@ -160,6 +164,12 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
         f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
     )
     return Fix("max_model_len", why, flags, trades="requests longer than this are refused", is_unplanned=True)
+
+
+def _takes_whole_prompts(planner: FixPlanner) -> bool:
+    """Whether chunked prefill is off, and max_model_len, the tokens of the dummy step, above any default of a step."""
+    length, is_off = planner.in_force("max_model_len"), planner.known.args.enable_chunked_prefill is False
+    return is_off and planner.case.site in ("", "profile") and (length or math.inf) > LARGEST_DEFAULT_TOKENS
 
 
 def _profiles_media(planner: FixPlanner) -> bool:

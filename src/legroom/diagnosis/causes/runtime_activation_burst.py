@@ -1,5 +1,6 @@
 """A transient of real traffic - a prefill chunk, logits, log-probabilities - fails while serving."""
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
@@ -8,6 +9,8 @@ from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_s
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
+
+_PROMPT_LOGPROBS = re.compile("prompt_logprobs")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -92,7 +95,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         flags |= less.flags
     why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."
     why, trades = f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why, "long prompts take more steps"
-    steps = known_fix("fewer_prompt_logprobs").steps if of_logits else ()
+    is_asked = case.black_box is None and case.tells(_PROMPT_LOGPROBS)
+    if is_asked:
+        yield known_fix("no_prompt_logprobs")
+    steps = known_fix("fewer_prompt_logprobs").steps if of_logits and not is_asked else ()
     smaller = planner.plan_change("max_num_batched_tokens", flags, why, steps=steps, trades=trades)
     if smaller is None and of_logits:  # the plan counts no log-probabilities of prompts
         smaller = Fix("max_num_batched_tokens", why, flags, steps=steps, trades=trades, is_unplanned=True)

@@ -77,7 +77,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
     # Without a printed share the lower half is below most of them.
     share, why = 0.4, "0.7 to 0.3 is what worked for others."
-    if planner.utilization_known:
+    is_starved = planner.case.has("no_cache_blocks") and planner.utilization < _LEAST_SHARE
+    if planner.utilization_known and not is_starved:
         share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
     elif freed and total:
         share = 0.75 * freed / total
@@ -90,10 +91,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):
         order = known_fix("others_sleep_first")
-    off: Fix | None = known_fix("no_sleep_mode")
     # Beside a trainer the engine would hold its share through every training step.
-    is_apart = not _has_trainer(planner.case)
-    off = off if is_apart and planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
+    is_asleep = planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak")
+    off = known_fix("no_sleep_mode") if is_asleep and not _has_trainer(planner.case) else None
     if _freed_nothing(planner.case) and not planner.case.has("sleep_on"):
         yield known_fix("sleep_mode_on")
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
@@ -118,9 +118,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
         is_least = planner.utilization_known and planner.utilization < _LEAST_SHARE
         is_blind = _has_trainer(planner.case) and (is_least or (planner.model is not None and total is None))
-        lower = None if is_least else lower
+        lower = None if is_least and not is_starved else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
-            is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
+            # A smaller budget holds even fewer blocks.
+            is_blind, lower = _has_trainer(planner.case) and not is_starved, lower if is_starved else None
         others, oom = planner.case.ledger.other_processes_bytes, planner.case.oom
         if planner.case.has("training_step") and others is not None and oom is not None and others < oom.wanted_bytes:
             lower = None  # what the engine holds is less than what the trainer's step asked for

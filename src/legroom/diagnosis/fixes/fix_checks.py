@@ -194,8 +194,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     is_blind = _lowers_unknown_utilization(planner, fix)
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
-    if exceeds_machine(planner, fix):
-        return None
+    if exceeds_machine(planner, fix) or (planner.case.is_npu and "fp8" in str(fix.flags.get("kv_cache_dtype"))):
+        return None  # vLLM's plugin for Ascend has no KV cache in FP8
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}) if fix.steps and not fix.flags else None
@@ -284,8 +284,10 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
-    """Whether the failed run had this value of the setting `name`, given or by default."""
+    """Whether the failed run had this value of the setting `name`, given or by default, or fewer sequences."""
     given = planner.given_args
+    if name == "max_num_seqs" and value is not None and given.max_num_seqs is not None:
+        return bool(value >= given.max_num_seqs)
     if name not in ServeArgs.__dataclass_fields__:
         return False
     if name == "enable_chunked_prefill" and not planner.known.release_known:  # V0 has it off

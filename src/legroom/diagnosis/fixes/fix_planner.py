@@ -139,7 +139,7 @@ class FixPlanner:
         ):
             if isinstance(share, float):
                 return share
-        default, ledger = self.default_utilization if self.known.release_known else 0.9, self.case.ledger
+        default, ledger = self.default_utilization, self.case.ledger
         if not ledger.total_bytes or ledger.free_bytes is None or self.case.phase not in ("serving", "startup_graph"):
             return default
         # With the pool in place a server holds its share and what is outside of it, so the share is at most that.
@@ -203,8 +203,8 @@ class FixPlanner:
 
     @property
     def default_utilization(self) -> float:
-        """The release's default of gpu_memory_utilization."""
-        return float(default("--gpu-memory-utilization", self.known.release))
+        """The release's default of gpu_memory_utilization; of an unknown one that of nearly all, 0.9."""
+        return float(default("--gpu-memory-utilization", self.known.release)) if self.known.release_known else 0.9
 
     @property
     def total_bytes(self) -> int | None:
@@ -419,7 +419,7 @@ class FixPlanner:
         if total is None:
             # Whoever lacks many bytes has a larger card than the smallest one.
             part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
-            step = max(self.utilization - max(part, 0.05), _MIN_UTILIZATION)
+            step = max(min(self.utilization - max(part, 0.05), self.default_utilization), _MIN_UTILIZATION)
             if self.is_between_failures("gpu_memory_utilization", step):
                 return None
             return self.plan_change("lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades=trades)

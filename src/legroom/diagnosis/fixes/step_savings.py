@@ -1,5 +1,6 @@
 """Savings beside the weights: smaller steps, no CUDA graphs and a larger share, by what the text shows of them."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     since = first_release(planner.model.architecture) if planner.model is not None else None
     is_open = not planner.known.release_known and not planner.case.engine.generation
     if is_open and (since is None or release(since).before("0.8.0")):
-        may_be_v0 = may_be_v0 or (planner.in_force("max_model_len") or 0) > flags["max_num_batched_tokens"]
+        may_be_v0 = may_be_v0 or (planner.in_force("max_model_len") or math.inf) > flags["max_num_batched_tokens"]
     is_off = args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill)
     if is_off and flags["max_num_batched_tokens"] < planner.step_tokens:
         flags["enable_chunked_prefill"] = True
@@ -62,6 +63,34 @@ def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
     why = "What a step takes follows its tokens, which are far above the default."
     return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
+
+
+def joined_segments_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: expandable segments; None where they are in force already or refused, so that only room helps."""
+    oom, known = planner.case.oom, planner.known
+    is_recent = known.release_known and known.release.at_least("0.11.1")
+    name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
+    is_npu = oom is not None and oom.platform == "NPU"
+    # Sleep mode's own allocator refuses them before 0.20. On ROCm torch ignores them before 2.11 (pytorch#177974), and
+    # some builds hang with them since (pytorch#192259).
+    sleeping = "--enable-sleep-mode" in known.args.others and known.release.before("0.20.0")
+    if planner.case.has("expandable_on") or sleeping or (oom is not None and oom.platform == "HIP"):
+        return None
+    env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
+    why = "Expandable segments join free pieces into one."
+    if known.ranks == 1 or is_npu:
+        return Fix("allocator_conf", why, {}, env)
+    why += " With several ranks they clash with custom all-reduce, which goes off with them."
+    return Fix("allocator_conf", why, {"disable_custom_all_reduce": True}, env, trades="slower all-reduce")
+
+
+def with_joined_segments(planner: FixPlanner, fix: Fix | None) -> Fix | None:
+    """The fix, with expandable segments where torch's unused pieces, a twentieth of the card, cover the request."""
+    oom, join = planner.case.oom, joined_segments_fix(planner)
+    is_large = oom is not None and (oom.unallocated_bytes or 0) >= max((oom.total_bytes or 0) // 20, GIB)
+    if fix is None or join is None or not is_large or not planner.case.ledger.reserve_covers_request:
+        return fix
+    return replace(fix, why=f"{fix.why} {join.why}", flags={**fix.flags, **join.flags}, env=join.env)
 
 
 def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
