@@ -149,7 +149,7 @@ def test_the_release_is_the_plans(run, plan_file):
         (("one", "--vllm", "any"), "written for one release"),
         (("one", "--plan", "/nowhere/plan.json"), "plan.json cannot be read"),
         (("one", "-o", "/nowhere/at/all"), "could not write"),
-        (("two", "llama-3.1-70b", "--gpu", "l4"), "does not start"),
+        (("two", "mixtral-8x7b", "--gpu", "l4"), "does not start"),
         (("one", "llama-3.1-8b"), "which GPU"),
     ],
     ids=str,

@@ -17,7 +17,7 @@ RECIPE = {
     "variants": {
         "default": {"vram_minimum_gb": 20},
         "long": {"model_id": "meta-llama/Llama-3.1-8B-Instruct", "extra_args": ["--max-model-len", "999999"]},
-        "heavy": {"model_id": "meta-llama/Llama-3.1-70B", "vram_minimum_gb": 20},
+        "heavy": {"model_id": "meta-llama/Llama-3.1-405B", "vram_minimum_gb": 20},
     },
 }
 

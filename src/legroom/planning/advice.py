@@ -246,13 +246,14 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
     """Flag combinations that hold one full-length request; given flags, then more GPUs, change only if need be."""
-    for released in (False, True):
-        found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
+    given, freed = (_args_to_search(start, kept, released) for released in (False, True))
+    for args in (given,) if freed == given else (given, freed):
+        found = list(_searched_changes(start, kept, args, _gpu_counts(start)))
         if found:
             return found
     if start.target.gpus_given or "tensor_parallel_size" in kept:
         return []
-    return list(_searched_changes(start, kept, True, _larger_gpu_counts(start)))
+    return list(_searched_changes(start, kept, freed, _larger_gpu_counts(start)))
 
 
 def _gpu_counts(start: Plan) -> tuple[int, ...]:
@@ -270,17 +271,18 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
     """A note with the number of GPUs that would suffice, where nothing helps on the given ones; else nothing."""
     if "tensor_parallel_size" in kept or not start.target.gpus_given:
         return
-    more = next(iter(_searched_changes(start, kept, True, _larger_gpu_counts(start))), None)
+    freed = _args_to_search(start, kept, True)
+    more = next(_searched_changes(start, kept, freed, _larger_gpu_counts(start)), None)
     if more is not None:
         flags = " ".join(any_release_words(more.flags))
         yield f"{more.plan.args.gpus_needed} of these GPUs would hold it, with {flags}"
 
 
-def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
-    """Searched changes: the same weights, then quantized ones on fewer GPUs; `released`: given flags may change."""
+def _searched_changes(start: Plan, kept: frozenset[str], args: ServeArgs, gpus: tuple[int, ...]) -> Iterator[Advice]:
+    """Searched changes that keep the flags of `args`: the same weights, then quantized ones on fewer GPUs."""
     if not gpus:
         return
-    target, args = start.target, _args_to_search(start, kept, released)
+    target = start.target
     same = list(_longest_context([target], args, start, kept, gpus))
     yield from same
     others = [] if "model" in kept else quantized_checkpoints(target, start.args)

@@ -1,21 +1,16 @@
 """Fixes where no flag helps: another checkpoint, more GPUs or larger ones."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix, FixKind, reason
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 WORKSTATION_BYTES = 33 * GIB
