@@ -112,6 +112,13 @@ def test_a_smaller_cap_or_step_is_given_with_its_value(target):
     assert found.losses == ("smaller prefill steps (1,024 tokens)", "a lower cap on running requests (128)")
 
 
+def test_a_sure_setting_comes_before_one_that_leaves_hardly_any_memory(target):
+    fp8 = target("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8", "h100", "0.32.0")
+    found = search_flags([fp8], ServeArgs(), CapacityGoal(8192, 30, gpus=(2,)))
+    assert found.best is not None and found.best.verdict == "fits"
+    assert "tight" in [plan.verdict for plan, _ in found.alternatives]
+
+
 def test_tens_of_thousands_of_settings_are_weighed(target):
     found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(32768, 8, gpus=(1, 2, 4, 8)))
     assert found.considered > 20_000

@@ -383,6 +383,13 @@ def test_the_fix_of_a_diagnosis_is_chinese_sentence_by_sentence():
     assert not re.search("[a-z]+ [a-z]+ [a-z]+ ", told["findings"][0]["fixes"][0]["why"])
 
 
+def test_a_pair_of_unlike_cards_is_answered_in_chinese_with_the_smaller_one():
+    error = problem("plan", {"model": "llama-3.1-8b", "gpu": "rtx4090,rtx3090", "language": "zh"})
+    assert "--gpu rtx3090 --gpus 2" in error["hint"]
+    assert "每个 rank" in error["hint"] and "显卡" in error["message"]
+    assert "every rank" not in error["hint"]
+
+
 def test_an_error_is_told_in_the_language_of_the_request():
     with pytest.raises(LegroomError) as raised:
         answer("plan", {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 200000}, "language": "zh"})

@@ -81,7 +81,7 @@ function HolderTable({ rows, users, model, onUse }) {
     nameColumn("gpu", t("gpu"), (row) => (
       <>
         {row.gpu} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
-        {row.count > 0 && row.model !== model && <span class="soft gives-up">{row.model}</span>}
+        {row.count > 0 && model && row.model !== model && <span class="soft gives-up">{row.model}</span>}
         {row.gives_up?.length > 0 && (
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}

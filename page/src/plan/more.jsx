@@ -75,10 +75,10 @@ function useAnswer(name, request) {
 export function Upgrade({ setup, plan, lists }) {
   const t = useText();
   const id = useId();
-  const releases = lists.releases.map(versionOf);
+  const releases = lists.releases.map(versionOf).filter((version) => version !== plan?.vllm);
   const [to, setTo] = useState("");
   const { cold, measured, ...request } = requestOf(setup);
-  const target = to || releases.find((version) => version !== plan?.vllm) || "";
+  const target = releases.includes(to) ? to : releases[0] ?? "";
   const [state, go] = useAnswer("upgrade", { ...request, vllm: plan?.vllm, to: target, language: t.language });
   return (
     <details class="fold">

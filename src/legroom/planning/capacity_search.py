@@ -93,11 +93,13 @@ def search_flags(
     if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
         more = search_flags(targets, args, goal, combinations=combinations)  # one that costs more may be sure to fit
         found = more if more.best is not None and more.best.verdict == "fits" else found
-    if found.best is None or not _is_full(found.best, args):
+    answers = [each for each in (found.best, *(other for other, _ in found.alternatives)) if each]
+    full = next((each for each in answers if _is_full(each, args)), None)
+    if full is None or (found.best is not full and _severe_losses(answers[0]) == _severe_losses(full)):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
     usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers, combinations)
-    is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(found.best)
+    is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(full)
     return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
 
 
