@@ -1,5 +1,6 @@
 """Processes from /proc: parents, start times, states and titles; and vLLM's processes by their titles. Imports little
-of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM."""
+of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM. Releases of vLLM without
+process titles have no recognizable processes."""
 
 import os
 import re
@@ -130,8 +131,5 @@ def shares_engines(pid: int) -> bool:
 
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of the descendants that vLLM titled as engine, worker or coordinator; without any title, of
-    those that it started as copies of itself."""
-    below = descendants(server, table)
-    titled = {pid: start for pid, start in below.items() if has_role(pid, *ENGINE_ROLES)}
-    return titled or {pid: start for pid, start in below.items() if engine_name(pid, server)}
+    """Pid -> start time of the descendants that vLLM titled as engine, worker or coordinator; empty without titles."""
+    return {pid: start for pid, start in descendants(server, table).items() if has_role(pid, *ENGINE_ROLES)}

@@ -105,8 +105,7 @@ def test_what_follows_a_line_full_of_marks_is_read(marks: int) -> None:
 
 
 def test_a_log_cannot_steer_the_terminal_that_shows_its_diagnosis() -> None:
-    escapes = "a\x1b]0;t\x07b\x9b31mc\u202ed\u2066e"
-    line = f"{escapes} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    line = "a\x1b]0;t\x07b\x9b31mc\u202ed\u2066e torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     shown = readings_text([read_log([line.encode()])])
     assert "torch.OutOfMemoryError" in shown
     assert all(letter.isprintable() for letter in shown.replace("\n", ""))

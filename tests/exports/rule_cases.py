@@ -59,10 +59,10 @@ def case(says: str, *servers: Server, fires: str = "", **more: Any) -> Case:
     return Case(says, servers, frozenset(fires.split()), **more)
 
 
-_QUICK = 60
+_QUICK = 245
 _SLOW = 20
 _BEFORE = lasting(HEALTHY, _QUICK + _SLOW)
-"""A quiet hour to compare with; the rules look at the day that ended an hour ago."""
+"""Four quiet hours to compare with; the rules look at the day that ended an hour ago."""
 
 COARSE_MINUTES = 10
 WEEK = (7 * 24 * 60 + 90) // COARSE_MINUTES
@@ -344,6 +344,20 @@ CASES = (
         "first tokens far slower than the day before",
         _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "5", _SLOW))),
         fires="VllmTimeToFirstTokenHigh",
+        minutes=_QUICK + _SLOW,
+        rules_every_minutes=5,
+    ),
+    case(
+        "first tokens far slower than in the first minutes of a server that came an hour ago",
+        lasting(HEALTHY, 80).but(ttft=Latency(30, "0.25", 60, Latency(30, "5", 20))),
+        minutes=80,
+        rules_every_minutes=5,
+    ),
+    case(
+        "first tokens as slow as for twenty minutes of the day before",
+        _BEFORE.but(
+            ttft=Latency(30, "0.25", 100, Latency(30, "5", 20, Latency(30, "0.25", 125, Latency(30, "5", 20))))
+        ),
         minutes=_QUICK + _SLOW,
         rules_every_minutes=5,
     ),

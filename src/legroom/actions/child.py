@@ -132,7 +132,7 @@ class Child:
         # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
         # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
         table = processes.process_table()
-        engines = processes.engines_below(self.pid, table)
+        engines = processes.engines_below(self.pid, table) or self._stopped_engines(self.pid)
         if self.has_several_api_servers(table):
             cores = [pid for pid in engines if processes.engines_below(pid, table)]
             coordinators = [pid for pid in engines if processes.has_role(pid, "DPCoordinator")]
@@ -141,7 +141,13 @@ class Child:
 
     def has_stopped_engine(self) -> bool:
         """Whether a signal has stopped the server or an engine (SIGSTOP); one under a debugger is not."""
-        return self.pid is not None and any(map(processes.is_stopped, (self.pid, *processes.engines_below(self.pid))))
+        return self.pid is not None and (processes.is_stopped(self.pid) or bool(self._stopped_engines(self.pid)))
+
+    @staticmethod
+    def _stopped_engines(server: int) -> dict[int, int]:
+        """Pid -> start time of the engines that a signal has stopped, also of releases that set no titles."""
+        below = processes.descendants(server).items()
+        return {pid: start for pid, start in below if processes.is_stopped(pid) and processes.engine_name(pid, server)}
 
     def has_several_api_servers(self, table: processes.ProcessTable | None = None) -> bool:
         """Whether API servers run as child processes of the server, by this table or the present processes."""

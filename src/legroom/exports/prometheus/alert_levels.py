@@ -48,6 +48,11 @@ class AlertLevels:
     inter_token_p99_s: float | None = None
     latency_factor: float = 3.0
     """Larger than the variation within a day."""
+    latency_quantile: float = 0.99
+    """Of a day's p99s: leaves out a quarter of an hour. Measured on 27 simulated days of a server with 16 sequences and
+    Poisson arrivals: 5 false alarms, with the median 139."""
+    latency_history_s: float = 4 * 3600
+    """A day of less than three hours, the last one left out, has not seen what is usual."""
     ttft_floor_s: float = 1.0
     """A first token within a second is no problem."""
     inter_token_floor_s: float = 0.1

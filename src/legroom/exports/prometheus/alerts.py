@@ -221,14 +221,15 @@ def _missing_series_query(job: str) -> str:
 
 
 def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
-    """PromQL for a p99 over its target or, without one, over the floor and a multiple of its own day before."""
+    """PromQL for a p99 over its target or, without one, over the floor and a multiple of its day's worst."""
     p99 = record.latency_series(role, "p99")
     enough = f"{record.observation_series(role)} >= {levels.latency_least}"
     if target_s is not None:
         return f"{p99} > {target_s:g}\nand\n{enough}"
     day, hour = levels.time(_DAY_S), levels.time(_HOUR_S)
-    usual = f"quantile_over_time(0.5, {p99}[{day}] offset {hour})"
-    return f"{p99} > {floor_s:g}\nand\n{p99} > {levels.latency_factor:g} * {usual}\nand\n{enough}"
+    worst = f"quantile_over_time({levels.latency_quantile:g}, {p99}[{day}] offset {hour})"
+    is_old = f"count_over_time({p99}[{day}] offset {levels.time(levels.latency_history_s)})"
+    return f"{p99} > {floor_s:g}\nand\n{p99} > {levels.latency_factor:g} * {worst}\nand\n{is_old}\nand\n{enough}"
 
 
 def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
@@ -384,7 +385,7 @@ def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) 
     limit = f"{limit_s * 1000:g} ms" if limit_s < 1 else f"{limit_s:g} s"
     if target_s is not None:
         return f"the target is {limit}"
-    return f"more than {levels.latency_factor:g} times its own day before, and more than {limit}"
+    return f"more than {levels.latency_factor:g} times the worst of its own day before, and more than {limit}"
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
