@@ -43,7 +43,7 @@ def test_a_custom_resource_names_its_model_its_flags_and_its_card(card, expected
 
 
 def test_a_memory_limit_of_a_custom_resource_is_held_against_the_checkpoint():
-    assert severities(resource("NVIDIA-H200", "24Gi"), rule="host-memory") == ["warning"]
+    assert severities(resource("NVIDIA-H200", "24Gi"), rule="host-memory") == ["note"]
     assert severities(resource("NVIDIA-H200", "200Gi"), rule="host-memory") == []
 
 

@@ -249,7 +249,7 @@ LINES = {
     "a service that nothing starts again": ("compose.yml", PUBLISHED, "restart-missing"),
     "a container that nothing starts again": (
         "a.sh",
-        "#!/bin/sh\ndocker run \\\n  -d acme/vllm:1 m/m\n",
+        "#!/bin/sh\ndocker run \\\n  -d a/vllm:1 m/m\n",
         "restart-missing",
     ),
     "a process that nothing starts again": ("a.sh", "nohup uv run vllm serve m/m &\n", "restart-missing"),
@@ -292,6 +292,11 @@ LINES = {
         '#!/bin/sh\ncd "$A" && X=$Y nohup uv run vllm serve m/m\n',
         "api-open",
     ),
+    "a server that goes while it answers": (
+        "a.yaml",
+        "kind: ScaledObject\nspec:\n  minReplicaCount: 0\n  name: vllm\n",
+        "rollout-stuck",
+    ),
     "a store for everybody": ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 6333:6333\n", "command-doubtful"),
     "a unit that waits for no network": ("a.service", f"[Unit]\nAfter=network.target\n{UNIT}", "command-doubtful"),
     "a token of another name": (
@@ -299,11 +304,7 @@ LINES = {
         f"{PUBLISHED}    environment:\n    - HUGGINGFACE_TOKEN=$T\n",
         "env-meaning",
     ),
-    "a way of transfer that is gone": (
-        "a.sh",
-        "# vllm\nexport HF_HUB_ENABLE_HF_TRANSFER=1\nvllm serve m/m\n",
-        "env-meaning",
-    ),
+    "a way of transfer that is gone": ("a.sh", "export HF_HUB_ENABLE_HF_TRANSFER=1\nvllm serve m/m\n", "env-meaning"),
     "a short wait": ("a.sh", "vllm serve m/m \\\n  --port 1 &\nsleep 2\npython3 a.py\n", "command-doubtful"),
     "a built server without a health check": (
         "compose.yml",
@@ -399,6 +400,13 @@ def test_a_line_is_noted(what):
         ),
         ("compose.yml", f"{PUBLISHED}  q:\n    ports:\n    - 127.0.0.1:6333:6333\n", "command-doubtful"),
         ("a.service", f"[Unit]\nAfter=network-online.target\n{UNIT}", "command-doubtful"),
+        ("a.sh", "pip install hf_transfer\nexport HF_HUB_ENABLE_HF_TRANSFER=1\nvllm serve m/m\n", "env-meaning"),
+        ("a.sh", "unset TRANSFORMERS_CACHE\nexport HF_HOME=/a\nvllm serve m/m\n", "env-meaning"),
+        (
+            "a.yaml",
+            "kind: ScaledObject\nspec:\n  cooldownPeriod: 3600\n  minReplicaCount: 0\n  name: vllm\n",
+            "rollout-stuck",
+        ),
         ("mock/vllm.yaml", "kind: Deployment\nname: mock-vllm\nports: [{containerPort: 1}]\n", "cache-lost"),
         (
             "start.sh",

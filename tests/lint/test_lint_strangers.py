@@ -166,14 +166,14 @@ def test_the_version_of_a_distribution_is_no_month():
     assert judged(file, "Dockerfile") == []
 
 
-@pytest.mark.parametrize("limit", ["4Gi", "7Gi", "8Gi"])
-def test_the_worker_of_one_rank_is_the_engines_own_process(limit):
+@pytest.mark.parametrize(("limit", "expected"), [("4Gi", "warning"), ("7Gi", "warning"), ("8Gi", "note")])
+def test_the_worker_of_one_rank_is_the_engines_own_process(limit, expected):
     given = pod("vllm/vllm-openai:v0.9.0").replace('"--tensor-parallel-size", "4", ', "")
     limited = given.replace('nvidia.com/gpu: "4"', f'nvidia.com/gpu: "1", memory: {limit}')
     assert f"memory: {limit}" in limited
     findings = lint_texts([("pod.yaml", limited)], LintOptions()).findings
     told = [each.severity for each in findings if each.rule == "host-memory"]
-    assert told == ["warning"]  # the processes, or at 8Gi the checkpoint, are larger
+    assert told == [expected]  # the processes, or at 8Gi the checkpoint, which one rank reads once, are larger
 
 
 def test_a_patch_without_an_image_may_have_its_shared_memory_from_its_base():

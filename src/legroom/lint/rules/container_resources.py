@@ -66,7 +66,9 @@ def _limit_below_files(server: StartedServer, context: Context, limit: int, held
     elif size > limit:
         message = f"the checkpoint has {human_bytes(size)}, more than the {human_bytes(limit)} of the "
         message += "host's memory: its pages are dropped while it loads, and another rank or start reads them again"
-        yield finding("host-memory", server.place, message, "raise the limit", is_certain=False)
+        found = finding("host-memory", server.place, message, "raise the limit", is_certain=False)
+        is_read_once = context.parsed_args(server).args.engine_ranks == 1
+        yield replace(found, severity="note") if is_read_once else found
     shm = server.shm if server.runs == "kubernetes" else None
     shm_bytes = kubernetes_bytes(shm or "")
     if (
