@@ -68,7 +68,7 @@ export function ModelsArea({ params, active }) {
   const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
   const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
   const isRead = Boolean(context && users && gpus);
-  const ready = asked.gpu && isRead && lists.models.length > 0;
+  const ready = asked.gpu && isRead && lists.models.length > 0 && lists.gpus.length > 0;
   useEffect(() => {
     if (active && isRead) keepAddress(addressOf("models", new URLSearchParams(Object.entries(asked).filter(([, text]) => text))));
   }, [asked, active, isRead]);
