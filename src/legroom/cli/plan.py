@@ -148,7 +148,8 @@ def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
 
     text = _file_text(named)
     release = known_release(args.vllm) if args.vllm else None
-    servers, unread = started_servers(_path_without_revision(named), text, release) if text.strip() else ([], None)
+    path = _path_without_revision(named)
+    servers, _, unread = started_servers(path, text, release) if text.strip() else ([], [], None)
     if unread is not None and not servers:
         raise LegroomError(f"{named} {unread.reason}", unread.hint)
     machine = None

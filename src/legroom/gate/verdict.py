@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.deployments.deployment import deployment_of
-from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.huggingface import fetch
 from legroom.facts.model_sources import is_hub_id, load
@@ -24,7 +24,7 @@ from legroom.isolation import GivenModel, isolated
 from legroom.lint.linter import LintOptions, lint_subjects
 from legroom.memo import Memo
 from legroom.planning.advice import with_advice, with_quick_advice
-from legroom.planning.file_plans import FileServer, file_subjects, planned_servers
+from legroom.planning.file_plans import FileServer, planned_servers, started_servers
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_document
@@ -76,12 +76,10 @@ def plan_verdict(
     """
     # A single-change search stops at `search_until_s` of the monotonic clock.
     with isolated():
-        subjects, unread = file_subjects("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
+        servers, commands, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
     if unread is not None:
         return Verdict("not_understood", (f"Not understood: the manifest {unread.reason}.",))
-    servers = [each for each in subjects if isinstance(each, StartedServer) and each.words]
     servers = [server for server in servers if server.runs_on_gpus or server.refused_device]
-    commands = [each for each in subjects if isinstance(each, InvokedCommand)]
     if len(servers) > _MAX_SERVERS:
         many = f"It starts {len(servers)} vLLM servers, and at most {_MAX_SERVERS} of an object are checked: split it."
         return Verdict("does_not_fit", (many,))

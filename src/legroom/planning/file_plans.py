@@ -7,7 +7,7 @@ from typing import Literal
 from legroom.deployments.deployment import Deployment, deployment_of
 from legroom.deployments.server_words import has_variable
 from legroom.deployments.source_text import Unread
-from legroom.deployments.subjects import StartedServer, Subject
+from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.flags import dest_name
 from legroom.facts.releases import Release, latest
@@ -80,19 +80,16 @@ class FileServer:
         return min(self.plans, key=lambda plan: (order[plan.verdict], plan.target.gpu.total_bytes), default=None)
 
 
-def file_subjects(path: str, text: str, release: Release | None = None) -> tuple[list[Subject], Unread | None]:
-    """(the servers and commands of a file, why the whole file could not be read or None)."""
+def started_servers(
+    path: str, text: str, release: Release | None = None
+) -> tuple[list[StartedServer], list[InvokedCommand], Unread | None]:
+    """(the servers of a file, its other commands, why the whole file could not be read or None)."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))
     unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
-    return [subject for part in parts for subject in part.subjects], unread
-
-
-def started_servers(path: str, text: str, release: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
-    """(the servers of a file whose command is known, why the whole file could not be read or None)."""
-    subjects, unread = file_subjects(path, text, release)
-    return [each for each in subjects if isinstance(each, StartedServer) and each.words], unread
+    commands = [each for part in parts for each in part.subjects if isinstance(each, InvokedCommand)]
+    return [server for part in parts for server in part.servers], commands, unread
 
 
 def planned_servers(
