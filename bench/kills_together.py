@@ -38,7 +38,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +350,6 @@ class Together:
             named = {int(number) for number in re.findall(r"legroom: .*incident (\d+)", own)}
             missing = sorted(number for number in named if journal.incident(number) is None)
             problems = [row[0] for row in journal._db.execute("PRAGMA integrity_check") if row[0] != "ok"]
-        ports = (self.port, self.guard_port, self.sidecar_port)
         titles = [process_title(pid).replace(b"\0", b" ").decode("utf-8", "replace") for pid in orphans]
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
@@ -369,9 +367,8 @@ class Together:
             "incidents": len(named),
             "journal_missing": missing,
             "journal_problems": problems,
-            "orphans": len(orphans),
-            "orphan_titles": titles,
-            "ports_bound": list(filter(partial(port_problem, "127.0.0.1"), ports)),
+            "orphans": titles,
+            "ports_bound": [p for p in (self.port, self.guard_port, self.sidecar_port) if port_problem("127.0.0.1", p)],
             "tracebacks": said.count("This is a bug in legroom"),
             "rounds": [asdict(kill) for kill in self.kills],
         }
@@ -394,7 +391,7 @@ def show(result: dict[str, Any]) -> None:
         f"{fates.get('nobody there', 0)} met nobody, "
         f"{fates['in flight']} were in flight at a kill and lost, {fates['lost']} were lost otherwise\n"
         f"{result['launches']} launches, {result['lives_hit']} lives hit, "
-        f"{len(result['restarts_too_many'])} restarts too many; {result['orphans']} orphans, "
+        f"{len(result['restarts_too_many'])} restarts too many; {len(result['orphans'])} orphans, "
         f"{len(result['ports_bound'])} ports left bound, {len(result['journal_missing'])} journal entries missing of "
         f"{result['incidents']}, {result['tracebacks']} tracebacks\n{result['pages']} pages that the server does not "
         f"answer, {result['pages_without_run']} of them while no run held it"
