@@ -167,9 +167,9 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _takes_whole_prompts(planner: FixPlanner) -> bool:
-    """Whether chunked prefill is off, and max_model_len, the tokens of the dummy step, above any default of a step."""
-    length, is_off = planner.in_force("max_model_len"), planner.known.args.enable_chunked_prefill is False
-    return is_off and planner.case.site in ("", "profile") and (length or math.inf) > LARGEST_DEFAULT_TOKENS
+    """Whether chunked prefill is off, so that a dummy step has max_model_len tokens, and these are not known."""
+    is_off = planner.known.args.enable_chunked_prefill is False and planner.case.site in ("", "profile")
+    return is_off and not planner.in_force("max_model_len")
 
 
 def _profiles_media(planner: FixPlanner) -> bool:
