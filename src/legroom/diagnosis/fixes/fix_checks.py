@@ -196,11 +196,10 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     is_blind = _lowers_unknown_utilization(planner, fix)
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
-    card = planner.known.gpu
+    card, is_fp8 = planner.known.gpu, "fp8" in str(fix.flags.get("kv_cache_dtype"))
     is_old = card is not None and card.vendor == "nvidia" and (0, 0) < card.compute_capability < (8, 0)
-    has_no_fp8 = planner.case.is_npu or is_old  # vLLM's plugin for Ascend, and kernels before Ampere
-    if exceeds_machine(planner, fix) or (has_no_fp8 and "fp8" in str(fix.flags.get("kv_cache_dtype"))):
-        return None
+    if exceeds_machine(planner, fix) or (is_fp8 and (is_old or planner.case.is_npu)):
+        return None  # neither kernels before Ampere nor vLLM's plugin for Ascend have a KV cache in FP8
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}) if fix.steps and not fix.flags else None
