@@ -300,11 +300,8 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         return None
     # Who asks for less than half of a card shares it: the rest is not free.
     share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
-    why, trades = (
-        reason("budget_taken_unknown") if pool is None else why,
-        "less of the card is left for what vLLM does not count",
-    )
-    flags = {"gpu_memory_utilization": share}
+    why = reason("budget_taken_unknown") if pool is None else why
+    flags, trades = {"gpu_memory_utilization": share}, "less of the card is left for what vLLM does not count"
     return planner.plan_change("raise_util", flags, why, steps=known_fix("what_decides").steps, trades=trades)
 
 
