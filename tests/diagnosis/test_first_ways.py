@@ -144,3 +144,127 @@ def test_a_setting_that_was_left_to_its_default_is_given() -> None:
 def test_cards_that_stand_idle_beside_the_first_one_are_used() -> None:
     text = "vLLM on 4x NVIDIA L4 GPUs: CUDA out of memory, it loads the entire some-30B model on GPU 0 only."
     assert way(text).flags["tensor_parallel_size"] == 4
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted} GiB. GPU 0 has a total capacity of "
+    "22.00 GiB of which {free} GiB is free. Of the allocated memory {torch} GiB is allocated by PyTorch, and "
+    "{unused} GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_eager_mode_is_first_where_vllm_names_it_and_no_share_is_known() -> None:
+    notice = "INFO 03-04 05:06:07 model_runner.py:600] Capturing the model for CUDA graphs. To run the model in eager"
+    log = f"{notice} mode, use '--enforce-eager'.\n{OOM.format(wanted=0.1, free=0.05, torch=18, unused=0.2)}\n"
+    assert way(log).flags == {"enforce_eager": True}
+
+
+def test_a_full_share_of_an_unnamed_card_is_lowered_to_the_default() -> None:
+    text = "vllm serve some/model --gpu-memory-utilization 1.0\nvLLM runs out of memory while it captures CUDA graphs."
+    assert way(text).flags["gpu_memory_utilization"] == 0.9
+
+
+def test_a_capture_of_graphs_is_no_cure_and_its_share_is_the_failed_one() -> None:
+    text = "vLLM OOMs during CUDA graph capture with `--gpu-memory-utilization ≥ 0.88`."
+    assert way(text).flags["gpu_memory_utilization"] < 0.85
+
+
+def test_of_a_working_and_a_failed_command_the_failed_one_is_changed() -> None:
+    working, failed = (f"```\nvllm serve some/model --tensor-parallel-size {size}\n```\n" for size in (8, 2))
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    text = f"CUDA out of memory with vLLM\nWorking start command:\n{working}Failed start command:\n{failed}{error}\n"
+    assert ("--tensor-parallel-size", "2") in zip(way(text).command, way(text).command[1:], strict=False)
+
+
+def test_sequences_are_never_raised_to_shrink_a_step() -> None:
+    oom = OOM.format(wanted=3, free=1, torch=20, unused=0.01)
+    fixes = first(f'"OPTION_MAX_ROLLING_BATCH_SIZE": "8",\nvLLM: {oom}\n').fixes
+    assert all(fix.flags.get("max_num_seqs", 1) < 8 for fix in fixes)
+
+
+def test_a_dummy_step_without_chunked_prefill_becomes_shorter_with_the_length() -> None:
+    oom = OOM.format(wanted=6, free=3, torch=18, unused=0.01)
+    found = way(f'"OPTION_ENABLE_CHUNKED_PREFILL": "false",\nvLLM: {oom}\n')
+    assert found.flags == {"max_model_len": 8192}
+
+
+def test_unused_pieces_that_cover_a_step_are_joined_by_its_first_fix() -> None:
+    found = way(OOM.format(wanted=3.4, free=2, torch=16.5, unused=3))
+    assert "expandable_segments:True" in found.env.values()
+    assert found.flags["max_num_batched_tokens"]
+    assert not way(OOM.format(wanted=3.4, free=1.9, torch=19.5, unused=0.3)).env
+
+
+def test_a_smaller_step_of_an_unknown_release_turns_chunked_prefill_on() -> None:
+    text = "With vLLM `# GPU blocks: 0` and `No available memory for the cache blocks`, at 0.95 as well."
+    smaller = next(fix for fix in first(text).fixes if "max_num_batched_tokens" in fix.flags)
+    assert smaller.flags["enable_chunked_prefill"] is True
+
+
+def test_a_request_that_names_prompt_logprobs_is_sent_without_them() -> None:
+    text = "vLLM serves well; with prompt_logprobs=5 in a request it gets CUDA out of memory at once."
+    assert "without prompt_logprobs" in way(text).steps[0]
+
+
+def test_a_step_of_logits_is_as_small_as_its_printed_bytes_ask_for() -> None:
+    frames = (
+        '  File "/vllm/v1/worker/gpu_model_runner.py", line 3, in _get_prompt_logprobs_dict\n'
+        "    logits = self.model.compute_logits(hidden)\n"
+    )
+    fixes = first(frames + OOM.format(wanted=2, free=1, torch=20, unused=0.1)).fixes
+    smaller = next(fix.flags["max_num_batched_tokens"] for fix in fixes if "max_num_batched_tokens" in fix.flags)
+    assert smaller * 10 <= 2048 or smaller == 512  # 1 GiB of 10
+
+
+def test_a_share_that_holds_no_block_beside_a_trainer_is_raised() -> None:
+    text = (
+        "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.gpu_memory_utilization=0.15\n"
+        '  File "/venv/verl/workers/rollout/vllm_rollout.py", line 8, in __init__\n'
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+    )
+    assert way(text).flags == {"gpu_memory_utilization": 0.4}
+    assert not way(text).trades
+
+
+def test_a_pool_below_zero_on_shared_memory_asks_for_the_page_cache_first() -> None:
+    text = "DGX Spark, vLLM: at the first start `Available KV cache memory: -1.20 GiB` with utilization 0.6."
+    assert "drop_caches" in way(text).steps[0]
+
+
+def test_growth_on_the_card_is_no_matter_of_host_caches() -> None:
+    text = "vLLM: VRAM usage keeps growing for hours while it serves, until it ends with CUDA out of memory."
+    found = first(text)
+    assert found.fixes[0].kind == "lower_util"
+    assert not any("mm_processor_cache_gb" in fix.flags for fix in found.fixes)
+    assert not any("lower gpu_memory_utilization" in end.action for end in found.dead_ends)
+
+
+def test_a_draft_model_on_one_rank_is_split_like_the_main_model() -> None:
+    text = (
+        "In spec_decode/spec_decode_worker.py the memory of the draft model is not counted. With tensor-parallel-size "
+        "2 and `speculative-draft-tensor-parallel-size` as 1 vLLM throws an OOM error after the profile run."
+    )
+    assert "--speculative-draft-tensor-parallel-size" in way(text).steps[0]
+
+
+def test_a_pool_below_zero_names_its_size_and_the_draft() -> None:
+    text = (
+        'vLLM with\n--speculative-config {"method":"ngram","num_speculative_tokens":3}\nfails: '
+        "Available KV cache memory: -0.4 GiB\nValueError: No available memory for the cache blocks\n"
+    )
+    found = first(text)
+    assert "0.40 GiB below zero" in found.fixes[0].why
+    assert any("speculative_config" in fix.flags for fix in found.fixes)
+
+
+def test_a_cache_in_8_bits_is_not_for_cards_without_it() -> None:
+    log = "INFO [loggers.py:1] Running: 9 reqs, Waiting: 4 reqs, GPU KV cache usage: 99.0%\n"
+    turing, ascend = (
+        first(f"vLLM on a {card}, preempted\n{log}") for card in ("Tesla T4", "vllm-ascend server with Ascend NPU")
+    )
+    assert not any("kv_cache_dtype" in fix.flags for fix in (*turing.fixes, *ascend.fixes))
+
+
+def test_a_draft_head_that_comes_after_the_loaded_model_is_left_out_first() -> None:
+    text = "vLLM: some-8B-MTP loaded fine, but then: torch.OutOfMemoryError: Tried to allocate 2.00 GiB. 1.90 GiB free."
+    assert first(text).cause != "weights_too_big" or "speculative_config" in way(text).flags

@@ -27,7 +27,7 @@ NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eig
 _PROSE_END = re.compile("[`，。；：（）]")
 _SUCCESS = re.compile(r"(?i)\W{0,8}(?:success\w*|working|good)\b(?: \w+){0,2} (?:command|config\w*|start|deployment)\b")
 _ON_BY_DEFAULT = ("enable_chunked_prefill", "enable_prefix_caching")
-_LMI_OPTION = re.compile(r"\bOPTION_([A-Z]+(?:_[A-Z]+)+)(?=\W)")
+_LMI_OPTION = re.compile(r"\bOPTION_([A-Z_]+)")
 _LMI_NAMES = {"MAX_ROLLING_BATCH_SIZE": "max_num_seqs", "TENSOR_PARALLEL_DEGREE": "tensor_parallel_size"}
 """Variables of SageMaker's LMI container with another name than vLLM's setting (its guide to vLLM)."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
@@ -119,9 +119,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", _not_logged(lines))
-    plain = _LMI_OPTION.sub(
-        lambda match: _LMI_NAMES.get(match[1], match[1].lower()), setting_words("comment").sub("", plain)
-    )
+    plain = setting_words("comment").sub("", plain)
+    plain = _LMI_OPTION.sub(lambda match: _LMI_NAMES.get(match[1], match[1].lower()), plain)
     for match in setting_words("setting").finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if value.lower() == "false" and name in _ON_BY_DEFAULT:

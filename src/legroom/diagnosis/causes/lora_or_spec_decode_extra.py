@@ -8,7 +8,6 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import FixKind, Strength
 from legroom.units import GIB, gib
 
-_DRAFT_SPLIT = re.compile("draft[_-]tensor[_-]parallel[_-]size")
 _LARGE_NON_TORCH = int(2.5 * GIB)
 """Plain servers stay below it; LoRA graphs and drafts with their own communicators do not."""
 
@@ -53,7 +52,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
     room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
-    if planner.known.ranks > 1 and case.tells(_DRAFT_SPLIT):
+    if planner.known.ranks > 1 and case.tells(re.compile("draft[_-]tensor[_-]parallel")):
         yield known_fix("draft_split_alike")
     yield room
     if spec:

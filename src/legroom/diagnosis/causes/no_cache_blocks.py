@@ -22,6 +22,7 @@ from legroom.diagnosis.fixes.step_savings import (
     savings_fix,
     smaller_step_flags,
     smaller_step_tokens,
+    without_draft,
 )
 from legroom.facts.releases import first_release, release
 from legroom.units import GIB, MIB, gib
@@ -128,8 +129,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if (holder := described_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
         yield replace(known_fix("free_gpu"), why=why)
-    if planner.known.gpu is not None and planner.known.gpu.unified:
-        yield known_fix("drop_page_cache")
     yield larger_pool_fix(planner)
     yield advised_utilization_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
@@ -142,9 +141,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
+    if more is not None and planner.known.gpu is not None and planner.known.gpu.unified and accounting.pool_bytes:
+        more = replace(more, steps=(*more.steps, *known_fix("drop_page_cache").steps))
     yield large_steps_fix(planner, more)
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
+    yield without_draft(planner)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
@@ -298,8 +300,8 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         return None
     # Who asks for less than half of a card shares it: the rest is not free.
     share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
-    why, trades = reason("budget_taken_unknown"), "less of the card is left for what vLLM does not count"
-    flags = {"gpu_memory_utilization": share}
+    why = reason("budget_taken_unknown") if pool is None else why
+    flags, trades = {"gpu_memory_utilization": share}, "less of the card is left for what vLLM does not count"
     return planner.plan_change("raise_util", flags, why, steps=known_fix("what_decides").steps, trades=trades)
 
 

@@ -112,8 +112,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (_fewer_sequences(planner), *fixes) if of_sampler else (*fixes, _fewer_sequences(planner))
         return
     yield _shorter_scores_fix(planner)
-    if _takes_whole_prompts(planner):
-        yield replace(known_fix("whole_prompts"), flags={"max_model_len": LARGEST_DEFAULT_TOKENS}, is_unplanned=True)
+    shorter = replace(known_fix("whole_prompts"), flags={"max_model_len": LARGEST_DEFAULT_TOKENS}, is_unplanned=True)
+    is_whole = planner.known.args.enable_chunked_prefill is False and case.site in ("", "profile")
+    yield shorter if is_whole and not planner.in_force("max_model_len") else None
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
         yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
@@ -164,12 +165,6 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
         f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
     )
     return Fix("max_model_len", why, flags, trades="requests longer than this are refused", is_unplanned=True)
-
-
-def _takes_whole_prompts(planner: FixPlanner) -> bool:
-    """Whether chunked prefill is off, and max_model_len, the tokens of the dummy step, above any default of a step."""
-    length, is_off = planner.in_force("max_model_len"), planner.known.args.enable_chunked_prefill is False
-    return is_off and planner.case.site in ("", "profile") and (length or math.inf) > LARGEST_DEFAULT_TOKENS
 
 
 def _profiles_media(planner: FixPlanner) -> bool:

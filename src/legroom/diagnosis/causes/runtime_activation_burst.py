@@ -10,8 +10,6 @@ from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, smaller
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 
-_PROMPT_LOGPROBS = re.compile("prompt_logprobs")
-
 
 def examine(case: Case) -> Assessment | None:
     """Assesses an allocation that fails in a model step after the server was ready; else None."""
@@ -89,13 +87,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_large = given > LARGEST_DEFAULT_TOKENS
     # Logits are followed by two copies for log-probabilities and ranking.
     tokens = max(given // (4 if of_logits or is_large else 2), 512)
+    if of_logits and oom is not None and oom.free_bytes and case.black_box is None:  # what fits into the free bytes
+        tokens = max(min(tokens, 1 << (given * oom.free_bytes // (need + oom.free_bytes)).bit_length() - 1), 512)
     flags = smaller_step_flags(planner, tokens)
     less = planner.lower_utilization(need // 4 if is_large else need, "") if planner.utilization_known else None
     if (is_large or of_logits) and less is not None:
         flags |= less.flags
     why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."
     why, trades = f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why, "long prompts take more steps"
-    is_asked = case.black_box is None and case.tells(_PROMPT_LOGPROBS)
+    is_asked = not (planner.flags_known or planner.failed_plan) and case.tells(re.compile("prompt_logprobs"))
     if is_asked:
         yield known_fix("no_prompt_logprobs")
     steps = known_fix("fewer_prompt_logprobs").steps if of_logits and not is_asked else ()

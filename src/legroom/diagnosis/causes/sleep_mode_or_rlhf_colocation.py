@@ -86,11 +86,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
     lower = planner.lower_utilization_or_len(share, why)
     if lower is not None:
-        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps))
+        trades = "" if is_starved else lower.trades
+        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps), trades=trades)
     newer = known_fix("other_release_of_sleep")
-    order = known_fix("wake_weights_first")
-    if not _has_trainer(planner.case):
-        order = known_fix("others_sleep_first")
+    order = known_fix("wake_weights_first" if _has_trainer(planner.case) else "others_sleep_first")
     # Beside a trainer the engine would hold its share through every training step.
     is_asleep = planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak")
     off = known_fix("no_sleep_mode") if is_asleep and not _has_trainer(planner.case) else None

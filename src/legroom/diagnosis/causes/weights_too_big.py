@@ -1,6 +1,7 @@
 """The weights, as they are really stored, do not fit while the model is built or loaded."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS
 from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
+
+_LOADED = re.compile(r"(?i)\bload(?:s|ed) (?:fine|ok|successfully)\b")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -176,7 +179,8 @@ def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:
     """Fix: no draft model, where the main model's weights alone are below the card; its head is loaded after them."""
     total, weights = planner.total_bytes, planner.accounting.weights_bytes
-    is_last = planner.case.has("weights_loaded", "draft_told")  # by the text itself the main model was there
+    # By the text itself the main model was there.
+    is_last = planner.case.has("weights_loaded", "draft_told") or planner.case.tells(_LOADED)
     if not is_last and (total is None or weights is None or weights > total - BESIDE_BYTES // 2):
         return None
     steps = ("or a checkpoint whose draft head is quantized, or shares embedding and lm_head with the model",)

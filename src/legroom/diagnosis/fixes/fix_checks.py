@@ -67,7 +67,9 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     offered = tuple(fixes)
 
     def is_offered(rule: re.Match[str]) -> bool:
-        verb, name, _ = rule.groups()
+        return any(is_lever_offered(rule[1], name) for name in re.findall("[a-z]+(?:_[a-z]+)+", rule.string))
+
+    def is_lever_offered(verb: str, name: str) -> bool:
         now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
         values = [fix.flags[name] for fix in offered if isinstance(fix.flags.get(name), int | float)]
         moves = {"raise" if value > now else "lower" for value in values}
@@ -194,8 +196,10 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     is_blind = _lowers_unknown_utilization(planner, fix)
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
-    if exceeds_machine(planner, fix) or (planner.case.is_npu and "fp8" in str(fix.flags.get("kv_cache_dtype"))):
-        return None  # vLLM's plugin for Ascend has no KV cache in FP8
+    card, is_fp8 = planner.known.gpu, "fp8" in str(fix.flags.get("kv_cache_dtype"))
+    is_old = card is not None and card.vendor == "nvidia" and (0, 0) < card.compute_capability < (8, 0)
+    if exceeds_machine(planner, fix) or (is_fp8 and (is_old or planner.case.is_npu)):
+        return None  # neither kernels before Ampere nor vLLM's plugin for Ascend have a KV cache in FP8
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}) if fix.steps and not fix.flags else None

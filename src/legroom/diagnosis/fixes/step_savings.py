@@ -1,6 +1,7 @@
 """Savings beside the weights: smaller steps, no CUDA graphs and a larger share, by what the text shows of them."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,9 @@ DEFAULT_STEP_TOKENS = 2048
 LARGEST_DEFAULT_TOKENS = 8192
 """vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 
+_V0_LINE = re.compile(r"# [CG]PU blocks: \d")
+"""V1 prints tokens."""
+
 _CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)
 """Examples where no card is named: the usual sizes of cards that serve."""
 
@@ -27,7 +31,8 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     since = first_release(planner.model.architecture) if planner.model is not None else None
     is_open = not planner.known.release_known and not planner.case.engine.generation
     if is_open and (since is None or release(since).before("0.8.0")):
-        may_be_v0 = may_be_v0 or (planner.in_force("max_model_len") or math.inf) > flags["max_num_batched_tokens"]
+        length = planner.in_force("max_model_len") or (math.inf if planner.case.tells(_V0_LINE) else 0)
+        may_be_v0 = may_be_v0 or length > flags["max_num_batched_tokens"]
     is_off = args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill)
     if is_off and flags["max_num_batched_tokens"] < planner.step_tokens:
         flags["enable_chunked_prefill"] = True
