@@ -204,6 +204,9 @@ def test_a_smaller_step_of_an_unknown_release_turns_chunked_prefill_on() -> None
 def test_a_request_that_names_prompt_logprobs_is_sent_without_them() -> None:
     text = "vLLM serves well; with prompt_logprobs=5 in a request it gets CUDA out of memory at once."
     assert "without prompt_logprobs" in way(text).steps[0]
+    assert (
+        way(f"{text} gpu_memory_utilization=0.97").flags["gpu_memory_utilization"] <= 0.9
+    )  # here a share can give way
 
 
 def test_a_step_of_logits_is_as_small_as_its_printed_bytes_ask_for() -> None:

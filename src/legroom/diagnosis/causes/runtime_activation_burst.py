@@ -95,7 +95,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         flags |= less.flags
     why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."
     why, trades = f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why, "long prompts take more steps"
-    is_asked = not (planner.flags_known or planner.failed_plan) and case.tells(re.compile("prompt_logprobs"))
+    is_asked = not (planner.utilization_known or planner.failed_plan) and case.tells(re.compile("prompt_logprobs"))
     if is_asked:
         yield known_fix("no_prompt_logprobs")
     steps = known_fix("fewer_prompt_logprobs").steps if of_logits and not is_asked else ()
