@@ -278,3 +278,10 @@ def test_weights_that_are_shown_explain_an_empty_pool_before_neighbours_do() -> 
 def test_the_name_that_an_executor_puts_in_front_says_nothing_of_the_release() -> None:
     error = "ERROR 03-18 13:09:10 [core.py:291] " + NO_BLOCKS.removeprefix(CORE)
     assert causes(f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {error}") == causes(error)
+
+
+def test_each_possibility_comes_with_what_to_do_about_it() -> None:
+    message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of "
+    shown = readings_text([read_log([f"{message}31.75 GiB of which 47.94 MiB is free.\n".encode()])])
+    possible = shown.partition("it may be:")[2]
+    assert possible.count("\n  - ") == possible.count("\n    fix: ") > 1

@@ -336,6 +336,9 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     for finding in diagnosis.findings:
         title = f"{finding.entry} {finding_title(finding, language)}"
         yield from wrap(f"- {title}: {in_language(finding.why, language)}", style.width, _MARGIN)
+        for fix in finding.fixes[:1]:  # the page shows it, too
+            change = _changes_text(fix) or in_language((*fix.steps, fix.why)[0], language)
+            yield from wrap(f"{heading('fix', language)}: {change}", style.width, _MARGIN * 2)
 
 
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
