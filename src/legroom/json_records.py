@@ -13,7 +13,7 @@ _Record = TypeVar("_Record")
 
 def record_from_json(record: type[_Record], document: Any, place: str = "") -> _Record:
     """A record from its JSON object; a missing key or null keeps the default, unknown keys are ignored. A ValueError
-    names the key that is missing or has the wrong type; `place` is the document's own, as in `kv.`."""
+    names the key that is missing or has the wrong type; `place` goes before the key, such as `kv.`."""
     _require(isinstance(document, Mapping), place[:-1] or "it", "a JSON object")
     values = {
         name: _value_of_type(kind, document[name], place + name)

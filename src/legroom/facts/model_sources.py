@@ -94,7 +94,7 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 
 
 def stored_as_named(model: Model) -> Model:
-    """The model, quantized as its name says where its config does not; the weights' band covers both readings."""
+    """The model, quantized as its name says where its config does not; the weights' error band then covers both."""
     scheme, name = model.quantization, model.name.lower()
     if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
         return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))

@@ -307,9 +307,9 @@ def _combinations(
     only_best: bool,
     known: Combinations,
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
-    smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
-    (`variant` above 0) also one that leaves memory free. `known` are reused and added to."""
+    """Every combination of flags (without utilization) that the release takes with these parallel sizes; only the
+    smallest if all are too large. `only_best`: only the least costly that meets the goal, else the smallest, and for a
+    quantized checkpoint (`variant` above 0) one that leaves memory free. `known`: a cache, added to."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
         """At most one: the combination at the utilization nearest the default that meets the goal; else empty."""

@@ -174,7 +174,7 @@ class FlagCombination:
         return max(self._needed_bytes(stage, goal, band_kept) for stage in self.stages) - self.target.gpu.total_bytes
 
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
-        """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
+        """Bytes that the fullest card, or only its budget, lacks for the goal at the best of `utilizations`."""
 
         def lacking_at(utilization: float) -> int:
             """Bytes that the KV cache, the free memory at the start or the peak lacks, whichever lacks the most."""

@@ -320,15 +320,7 @@ def _card_name(each: CardModel) -> str:
 def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s; below, what they give up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
-    head = (
-        "model",
-        "params",
-        "weights",
-        "users",
-        "longest",
-        _ONE_USER,
-        *([f"all {wanted:g}"] if wanted > 1 else []),
-    )
+    head = ("model", "params", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []))
     rows = [tuple(style.paint(word, "dim") for word in head)]
     remarks: dict[str, list[str]] = {}
     for each in models:

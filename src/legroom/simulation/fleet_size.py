@@ -211,7 +211,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replicas, or why none holds the load; `worth_gpus` as in `_sized_fleet`."""
+    """The fleet with low, middle and high replicas (middle within `worth_gpus` GPUs), or why none holds the load."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica

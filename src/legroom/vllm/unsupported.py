@@ -287,7 +287,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """A reason where the release lacks the compressed-tensors scheme, or the card the compute capability for it."""
+    """A reason where the release lacks the compressed-tensors scheme, or the card's `capability` (75) is too low."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."

@@ -340,7 +340,7 @@ class FixPlanner:
         return None if is_full else made
 
     def _target_with(self, flags: Mapping[str, Any]) -> Target:
-        """The failed run's target with the model, the GPUs and the measured sizes that these flags leave."""
+        """The failed run's target after changing these flags: its model, GPUs and the measurements that stay valid."""
         from legroom.facts.model_sources import load
 
         assert self.failed_plan is not None

@@ -245,7 +245,7 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
 
 
 def _replaced_pods_query(seen: str) -> str:
-    """PromQL of how often a pod `seen` was recreated under its name with a new address, as LeaderWorkerSets do."""
+    """PromQL of how often a pod in the series `seen` came back under its name with a new address (LeaderWorkerSet)."""
     host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
     addresses = f"count by (cluster, namespace, job, pod, host) ({host})"
     again = f"(count by (cluster, namespace, job, pod) ({addresses}) > 1) - 1"

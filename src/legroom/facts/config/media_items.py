@@ -15,7 +15,8 @@ PROCESSOR_KEY = "_processor"
 
 
 def media_items(row: Config, config: Config, *, patch: int, merge: int, image_size: int) -> tuple[MediaItem, ...]:
-    """The largest image, video and recording of a family (its towers.json `row`), with tokens and patches."""
+    """The largest image, video and recording of a family (its towers.json `row`), with tokens and patches; `patch`,
+    `image_size`: pixels of a side, `merge`: patches of a side that become one token."""
     specs = row.get("items") or {"image": {}}
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)

@@ -37,7 +37,8 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """The scheme with DeepSeek-V4's 4-bit routed experts: vLLM's default where `expert_dtype` is not declared."""
+    """The scheme with 4-bit routed experts where `expert_dtype` of the config or its quantization section says fp4, the
+    default of DeepSeek-V4."""
     default = "fp4" if config.get("model_type") == "deepseek_v4" else None
     if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype", default), section.get("expert_dtype")):
         return scheme

@@ -209,7 +209,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """(a model of the layers that draft after this one, or None; hidden states per token that live beside them)."""
+    """(the draft model or MTP layers as a model, None without one; hidden states per token kept for it meanwhile)."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))

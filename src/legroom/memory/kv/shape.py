@@ -178,7 +178,8 @@ def shape_of_specs(
     hybrid_off: bool = False,
     packed: bool = False,
 ) -> KvShape:
-    """The V1 engine's KV cache for the specs of every stage, `size` tokens a block; flags as in `cache_groups`."""
+    """The V1 engine's KV cache of each stage's specs by layer name; `size`: tokens per block, `shards`:
+    context-parallel ranks, `hybrid_off`: --disable-hybrid-kv-cache-manager, `packed`: blocks mix page sizes."""
     now = era(release.version, "V1")
     empty = not any(specs)
     states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())

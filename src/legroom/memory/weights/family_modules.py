@@ -17,7 +17,7 @@ def _layer_input_width(config: Mapping[str, Any]) -> int:
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """The modules of single families outside the layers, such as per-layer embeddings; else none."""
+    """The modules on one of `tp` ranks that single families have outside the layers, such as per-layer embeddings."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(config_number(config, "vocab_size_per_layer_input", 262144), 64) // tp

@@ -352,7 +352,7 @@ def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> 
 def _replay(
     allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
-    """Replays allocations (bytes) and frees (~index into `blocks`); `freed_last` collects frees instead."""
+    """Replays allocations (bytes), appended to `blocks`, and frees (~index there; kept in `freed_last` if given)."""
     allocate, free = allocator.allocate, allocator.free
     for step in steps:
         if step >= 0:

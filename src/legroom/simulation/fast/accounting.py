@@ -39,7 +39,7 @@ def sample(sim, first_step, steps, used):
 
 @compilable
 def record_step(sim, rules):
-    """Add the step just run to the replay's totals: tokens, blocks, running and waiting requests."""
+    """Add the step just run to the totals in `sim.state`: tokens, blocks, running and waiting requests."""
     state = sim.state[0]
     used = rules.usable_blocks - state.free_uncached - state.free_cached
     state.steps += 1

@@ -64,7 +64,7 @@ def add_cell(sim, stream, start, end, previous):
 
 @compilable
 def add_copy(sim, cell, refs):
-    """Add an extent, one copy in the pool of a cell's blocks, with `refs` references; lookups find the oldest copy."""
+    """Add an extent, one more copy in the pool of a cell's blocks, with `refs` references; returns its number."""
     state, extents, last = sim.state[0], sim.extents, sim.cells[cell].last_copy
     extent = state.spare_extent
     state.spare_extent = extents[extent].after
@@ -139,7 +139,7 @@ def push_hold(sim, r, extent, start):
 
 @compilable
 def take_free_blocks(sim, count):
-    """Take blocks from the front of the free queue: uncached ones first, then the least recently used."""
+    """Take `count` blocks off the free queue, uncached ones first, then the least recently used; returns nothing."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     blank = min(count, state.free_uncached)
     state.free_uncached -= blank
@@ -200,7 +200,7 @@ def hold_cached_blocks(sim, r, hit):
 
 @compilable
 def cache_blocks(sim, rules, r, blocks):
-    """Add the first `blocks` blocks of a request to the prefix cache."""
+    """Add the first `blocks` blocks of request `r` to the prefix cache."""
     request, cells, extents = sim.requests[r], sim.cells, sim.extents
     k = request.cached
     while k < blocks:

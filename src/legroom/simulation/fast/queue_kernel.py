@@ -7,7 +7,7 @@ from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED
 
 @compilable
 def enqueue(sim, rules, r, is_preempted):
-    """Queue a request: last, first if it was preempted, or by priority."""
+    """Queue request number `r`: last, first if it was preempted, or by priority."""
     state, requests = sim.state[0], sim.requests
     if not rules.by_priority:
         # A ring buffer.
@@ -39,7 +39,7 @@ def peek_waiting(sim, rules):
 
 @compilable
 def pop_waiting(sim, rules):
-    """Remove the request that `peek_waiting` returns from the queue."""
+    """Remove the next request to be admitted from the queue; returns nothing."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:
@@ -61,7 +61,7 @@ def pop_waiting(sim, rules):
 
 @compilable
 def remove_running(sim, r):
-    """Remove a request from the running list, which is ordered by rank."""
+    """Remove request number `r` from the running list, which is ordered by rank."""
     state, requests, running = sim.state[0], sim.requests, sim.running
     size, rank = state.num_running, requests[r].rank
     low, high = 0, size
@@ -133,7 +133,7 @@ def stop_decoding(sim, rules, r):
 
 @compilable
 def remove_from(listed, size, r):
-    """Remove the number `r` from the first `size` entries of the list and close the gap."""
+    """Remove the request number `r` from the first `size` entries of the array `listed`, in place; returns nothing."""
     place = 0
     while listed[place] != r:
         place += 1

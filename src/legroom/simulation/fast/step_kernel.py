@@ -41,7 +41,7 @@ _TOO_TIGHT, _PREEMPTED = -2, -1
 
 @compilable
 def preempt(sim, rules, r):
-    """Free the blocks of a running request and queue it again, unless a step in flight has sampled its last token."""
+    """Free the blocks of running request `r` and queue it again, unless a step in flight has sampled its last token."""
     state, request = sim.state[0], sim.requests[r]
     was_scheduled = request.scheduled_step == state.step
     computed = request.computed
@@ -122,7 +122,7 @@ def prefill_chunk(sim, r, threshold, budget):
 
 @compilable
 def schedule_chunk(sim, rules, r, computed, chunk):
-    """Schedule `chunk` tokens of a request that has `computed` so far."""
+    """Schedule `chunk` tokens of request `r`, which has `computed` tokens so far."""
     state, request = sim.state[0], sim.requests[r]
     blocks = -(-(computed + chunk) // rules.block_size)
     if blocks > request.held_blocks:
@@ -287,7 +287,7 @@ def admit_waiting(sim, rules, budget, threshold):
 
 @compilable
 def start_running(sim, rules, r, hit, computed):
-    """Move a request to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
+    """Append request `r` to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
     state, request = sim.state[0], sim.requests[r]
     sim.running[state.num_running] = r
     sim.prefills[state.num_prefills] = r

@@ -144,7 +144,8 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags where one node has too few GPUs, and its spread; LegroomError where none works."""
+    """The plan of `copies` engines of `ranks` GPUs, with multi-node flags where one node has too few GPUs, and its
+    spread over nodes; LegroomError where none works."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
