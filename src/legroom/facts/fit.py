@@ -60,7 +60,7 @@ def bands() -> dict[str, Any]:
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """How many known starts have a property: (measured by legroom, those and published ones)."""
+    """How many known starts have this value of the property `kind` (card ...): (measured, those and published ones)."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 

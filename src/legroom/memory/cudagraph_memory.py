@@ -180,7 +180,7 @@ def _driver_term(
 
 
 def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
-    """The buffers of captured all-reduces between tensor-parallel ranks; empty where they take nothing."""
+    """The buffers of all-reduces between ranks in graphs of these batch sizes (tokens); empty if they take nothing."""
     size = captured_all_reduce(model, settings, gpu, sizes)
     ranks = settings.tensor_parallel_size
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()

@@ -129,7 +129,7 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _down_query(up: str, levels: AlertLevels) -> str:
-    """PromQL of series of the selector `up` that are 0 and, no first start, were 1 or existed before the start limit."""
+    """PromQL of series of the selector `up` that are 0, and were 1 or existed before the start limit."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
     return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
 

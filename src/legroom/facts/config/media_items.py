@@ -136,7 +136,7 @@ class _Grid:
         return found if isinstance(found, Mapping) else {}
 
     def _max_pixels(self, kind: str) -> int:
-        """The most pixels the processor lets an item have; 0 where it states no limit."""
+        """The most pixels that the processor lets an image or video (`kind`) have; 0 where it states no limit."""
         processor = self._processor_config(kind)
         size = processor.get("size")
         edge = size.get("longest_edge") if isinstance(size, Mapping) else None

@@ -236,7 +236,8 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
-    """ModelOpt's MIXED_PRECISION by its list of layers; without one, FP8 is assumed for attention, NVFP4 elsewhere."""
+    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4 elsewhere; `ignored`: modules
+    left unquantized."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):

@@ -233,7 +233,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
-    """Live elements per token while the first Mamba-2 layer tunes its kernels, which later starts find cached."""
+    """Live elements per token while the first Mamba-2 layer (of `hidden` inputs) tunes its kernels on a first start."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 

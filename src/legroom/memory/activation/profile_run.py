@@ -142,7 +142,7 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
-    """Bytes of fragmentation charged as activation up to 0.6.3, which kept torch's cache while measuring; then 0."""
+    """Bytes of fragmentation charged beside a `peak` up to 0.6.3, which kept torch's cache while measuring; then 0."""
     if settings.release.at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]

@@ -208,7 +208,7 @@ def _failed_check(
 
 
 def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
-    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; None where it starts."""
+    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; else None. `available`: KV bytes."""
     tightest = min(range(len(available)), key=lambda stage: available[stage])
     needed = shape.needed_bytes(settings.max_model_len, tightest)
     if blocks <= 0:

@@ -42,7 +42,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
-    """DeepSeek-V4's hyper-connections, before attention and before the experts; empty without `hc_mult`."""
+    """DeepSeek-V4's hyper-connections of a layer (`hidden`: its width), one per sublayer; empty without `hc_mult`."""
     copies = config_number(config, "hc_mult")
     if not copies:
         return []

@@ -35,7 +35,7 @@ class Module:
 
 
 def projection(name: str, outputs: int, inputs: int, bias: bool = False, **more: Any) -> Module:
-    """A quantizable matrix of an attention or recurrent layer."""
+    """A quantizable matrix (`outputs` x `inputs`) of an attention or recurrent layer; `more`: fields of Module."""
     return Module("attention", name, outputs, inputs, bias, quantizable=True, **more)
 
 
