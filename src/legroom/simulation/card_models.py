@@ -231,7 +231,7 @@ def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[De
     def rate(users: int) -> DecodeRate:
         """That of so many users who all decode at the context."""
         step = users, users * context, users
-        seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))  # type: ignore[no-untyped-call]
+        seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))
         return DecodeRate(*(1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low)))
 
     return [rate(users) for users in each_users]

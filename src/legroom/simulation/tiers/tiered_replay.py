@@ -279,7 +279,7 @@ class TierReplay(StepByStepReplay):
         elif output.scheduled:
             super()._advance_clock(output)
         elif not self.trace.in_seconds:
-            self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
+            self.now_s += step_seconds(self.cost, 0, 0, 0)
         else:  # an idle engine waits until a copy ends or a request arrives
             events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
             self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
