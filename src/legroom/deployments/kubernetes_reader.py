@@ -80,7 +80,8 @@ def is_kubernetes(document: Node) -> bool:
 
 
 def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
-    """The servers and commands of a manifest's containers; GPUs count over all pods of a LeaderWorkerSet group."""
+    """The servers and commands of a manifest's containers (GPUs: of a whole LeaderWorkerSet group); `config_maps`: the
+    file's, by name."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
@@ -298,7 +299,7 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:
-    """Whether a container lists its resources without an accelerator, and nothing else can give it one."""
+    """Whether nothing gives a container an accelerator; False for a patch (not `is_whole`) without resources."""
     names = [name for name, _ in _resource_amounts(container)]
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = container.text("securityContext", "privileged") == "true" or others != (None, None, None)

@@ -241,8 +241,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """The name among the `known` of this release of another's metric, with its suffix (`ending`) if it has that; None
-    if the release lacks it."""
+    """What the release calls a metric of another one, with its suffix `ending` if `known` has that; None if lacking."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

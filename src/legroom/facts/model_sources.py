@@ -116,8 +116,8 @@ def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
 
 @lru_cache(maxsize=64)
 def _model_of_request(name: str, given_json: str, overrides_json: str) -> Model:
-    """The model that a name means without files or Hub; `given_json`: its [config, checkpoint bytes], or empty;
-    `overrides_json`: changes of the config."""
+    """The model that a name means without files or Hub, changed by `overrides_json`; `given_json`: its [config,
+    checkpoint bytes], or empty."""
     overrides = json.loads(overrides_json)
     if given_json:
         config, checkpoint_bytes = json.loads(given_json)

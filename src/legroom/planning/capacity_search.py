@@ -386,8 +386,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """(number of utilizations tried, a list with the candidate that meets the goal nearest the default one, or empty);
-    `variant`: 0 for the model itself, `default_seqs`: max_num_seqs without flags."""
+    """(utilizations tried, a list with the candidate that meets the goal nearest the default utilization, or empty)."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
@@ -403,8 +402,8 @@ def _best_utilization(
 def _candidate(
     combination: FlagCombination, utilization: float, band: float, variant: int, default_seqs: int
 ) -> SearchCandidate:
-    """A combination as an answer, with its losses and rank; `band`: part of the error band held back, `variant`: 0 for
-    the model itself, `default_seqs`: max_num_seqs without flags."""
+    """A combination as an answer, with its losses and rank; `variant`: 0 for the model itself, `default_seqs`:
+    max_num_seqs without flags, `band`: part of the error band held back."""
     distance = abs(utilization - combination.settings.gpu_memory_utilization)
     flags = dict(combination.flags)
     if distance > 1e-9:

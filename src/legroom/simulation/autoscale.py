@@ -176,7 +176,7 @@ class _Replica:
         return admitted
 
     def _prefill(self, admitted: list[_Served], first_token_s: dict[int, float]) -> None:
-        """Run the steps that prefill the admitted requests; running requests decode in the same steps."""
+        """Run the steps that prefill the admitted requests, beside decodes; their times go into `first_token_s`."""
         decoding = len(self.running)
         prompt = sum(request.tokens for request in admitted)
         steps = math.ceil(prompt / max(1, self.settings.max_num_batched_tokens - decoding))

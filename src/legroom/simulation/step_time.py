@@ -96,7 +96,7 @@ def why_other_maker(plan: Plan) -> str:
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
-    """Whether the host needs longer to launch a full prefill step, or the decode of one request, than the GPU."""
+    """Whether the host takes longer to launch a prefill of `tokens`, or the decode of one request, than the GPU."""
     on_gpu = cost._replace(host=0.0, host_request=0.0, launch=0.0, launch_captured=0.0)
     return any(step_seconds(on_gpu, n, n, 1) < min_host_seconds(cost, n, 1) for n in (1, tokens))
 

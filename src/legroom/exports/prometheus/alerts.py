@@ -212,7 +212,7 @@ def _lowered_query(window: str) -> str:
 
 
 def _missing_series_query(job: str) -> str:
-    """PromQL of scraped servers without a series that alerts read, as other releases name some differently."""
+    """PromQL of servers of a scrape job without a series that alerts read, as other releases name some otherwise."""
     by_server = f"on ({_GROUP}, instance)"
     known = f"({record.RUNNING} and {record.KV_USE})"
     silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"

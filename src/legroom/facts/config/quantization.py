@@ -37,8 +37,7 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """The scheme with 4-bit routed experts where `expert_dtype` of the config or its quantization section says fp4, the
-    default of DeepSeek-V4."""
+    """The scheme with 4-bit routed experts if `expert_dtype` of config or section is fp4, DeepSeek-V4's default."""
     default = "fp4" if config.get("model_type") == "deepseek_v4" else None
     if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype", default), section.get("expert_dtype")):
         return scheme
@@ -236,8 +235,7 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
-    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4 elsewhere; `ignored`: modules
-    left unquantized."""
+    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4; not for `ignored` modules."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):

@@ -270,8 +270,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """(states that a request holds at any length, whether each block of tokens adds one), by mamba_cache_mode (`mode`)
-    and draft tokens (`speculative`)."""
+    """(states that a request holds at any length, whether each block of tokens adds one); `mode`: mamba_cache_mode."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):

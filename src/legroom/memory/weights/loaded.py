@@ -129,8 +129,7 @@ _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 def _weights_figure(
     model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], uncertain: tuple[int, int]
 ) -> Figure:
-    """The weights of `total` bytes, exact, or estimated where the config leaves something open; `uncertain`: bytes
-    (fewer, more)."""
+    """The weights (`total` bytes), exact, or estimated if the config is unclear; `uncertain`: bytes (fewer, more)."""
     saving, extra = uncertain
     share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:

@@ -106,7 +106,7 @@ def cache_shared_blocks(sim: Sim, rules: Rules, r: int, tokens: int) -> None:
 
 @compilable
 def num_certain_tokens(sim: Sim, rules: Rules, r: int, computed: int) -> int:
-    """Tokens of a decoding request that are known when its next step is scheduled; fewer with a step in flight."""
+    """Tokens of decoding request `r`, with `computed` cached, that are known when its next step is scheduled."""
     return max(sim.requests[r].computed, computed) if rules.async_scheduling else computed + 1
 
 
@@ -150,7 +150,8 @@ def schedule_chunk(sim: Sim, rules: Rules, r: int, computed: int, chunk: int) ->
 
 @compilable
 def schedule_one_by_one(sim: Sim, rules: Rules, threshold: int) -> int:
-    """Schedule running requests in order, preempting if the pool is full; the token budget left, or `_PREEMPTED`."""
+    """Schedule running requests in order (long prefills up to `threshold`), preempting if the pool is full; the token
+    budget left, or `_PREEMPTED`."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
