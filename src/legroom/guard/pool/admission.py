@@ -121,7 +121,7 @@ class Admission:
         self.pool.resize(pool_limits, self.clock())
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
-        """Parse a client's request body and apply the policy's bounds; the request, or a refusal (if draining)."""
+        """Parse a client's body and apply the policy's bounds; the request, or a refusal (of any while draining)."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
