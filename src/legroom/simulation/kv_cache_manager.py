@@ -46,7 +46,7 @@ class FullAttentionManager:
         return new + sum(block.ref_count == 0 and block is not self.block_pool.null_block for block in free_hit)
 
     def hold_cached_blocks(self, request: Request, hit: list[Block], num_computed: int) -> None:
-        """Start the block table with the cached blocks; those that a window has passed become null blocks."""
+        """Start the block table with the cached `hit`; blocks that a window has passed at `num_computed` are null."""
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         kept = hit[skipped:]
         self.block_pool.touch(kept)

@@ -124,7 +124,7 @@ def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _is_below(gpu: Gpu, needed: tuple[int, int]) -> bool:
-    """Whether an NVIDIA card is known to be below the compute capability."""
+    """Whether an NVIDIA card is known to be below the compute capability `needed`."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
 
 

@@ -53,7 +53,7 @@ _SHORT_FRAMES = 5
 
 
 class BlackBoxRecorder:
-    """One per process."""
+    """Writes the black boxes of one process."""
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}

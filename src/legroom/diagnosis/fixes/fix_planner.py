@@ -574,7 +574,7 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
 
 
 def _largest_prompt_chunk(record: BlackBox) -> int:
-    """Tokens whose log-probabilities are held at once; prompts are processed one after the other."""
+    """The most prompt tokens of one request whose log-probabilities the recorded step held at once."""
     tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
     frames = record.request.frames if record.request else ()
     return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens

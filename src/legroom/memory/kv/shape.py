@@ -125,15 +125,15 @@ class KvShape:
     """Some layer has a recurrent state."""
 
     def blocks(self, length: int, stage: int = 0) -> int:
-        """Blocks of one request of `length` tokens, over all groups."""
+        """Blocks of one request of `length` tokens on a pipeline stage, over all groups."""
         return demanded(self.stages[stage].blocks, length)
 
     def needed_bytes(self, length: int, stage: int = 0) -> int:
-        """Bytes of one request of `length` tokens in the release's length check."""
+        """Bytes of one request of `length` tokens in the release's length check of a pipeline stage."""
         return demanded(self.stages[stage].needed, length)
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
-        """The longest request that passes the release's length check, up to `limit`; 0 where none does."""
+        """The longest request that passes the length check of a pipeline stage, up to `limit`; 0 where none does."""
         demand = self.stages[stage].needed
 
         def longest() -> int:

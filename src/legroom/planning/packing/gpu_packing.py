@@ -172,7 +172,7 @@ def _planned_beside_all(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned with all neighbours at their peak, as if it started last; `sleeps`: with sleep mode on."""
+    """One server planned with all neighbours at their peak, as if started last; `pools`: KV bytes by server."""
     name = needs.server.name
     cards = placement[name]
     uses = (

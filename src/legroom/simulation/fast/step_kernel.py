@@ -1,7 +1,4 @@
-"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time.
-
-Everywhere in the kernel `sim` is the state, `rules` are the settings, and `r` is the row of a request.
-"""
+"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time; `r` is the row of a request."""
 # mypy: disable-error-code="no-any-return"
 
 from legroom.simulation.fast.accounting import (
