@@ -13,7 +13,7 @@ _Record = TypeVar("_Record")
 
 def record_from_json(record: type[_Record], document: Any, place: str = "") -> _Record:
     """A record from its JSON object; a missing key or null keeps the default, unknown keys are ignored. A ValueError
-    names the key that is missing or has the wrong type; `place` is the document's own, as in `kv.`."""
+    names the key that is missing or has the wrong type; `place` goes before the key, such as `kv.`."""
     _require(isinstance(document, Mapping), place[:-1] or "it", "a JSON object")
     values = {
         name: _value_of_type(kind, document[name], place + name)
@@ -34,7 +34,7 @@ def _field_types(record: type) -> dict[str, Any]:
 
 
 def _value_of_type(kind: Any, value: Any, place: str) -> Any:
-    """A JSON value as the type of its field; a ValueError names its place."""
+    """A JSON value as the type `kind` of its field; a ValueError names its place."""
     origin, inner = _origin_and_args(kind)
     if origin is None and kind in (str, bool):
         _require(isinstance(value, kind), place, "text" if kind is str else "true or false")
@@ -58,7 +58,7 @@ def _value_of_type(kind: Any, value: Any, place: str) -> Any:
 
 @cache
 def _origin_and_args(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """`list[int]` as (list, (int,)); cached, because a large document asks a hundred thousand times."""
+    """The type `list[int]` as (list, (int,)); cached, because a large document asks a hundred thousand times."""
     return get_origin(kind), get_args(kind)
 
 
@@ -75,11 +75,11 @@ def gc_paused() -> Iterator[None]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold: no bool, NaN, infinity or integer of hundreds of digits."""
+    """Whether the value is a number that a float can hold: no bool, NaN, infinity or integer of hundreds of digits."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _require(is_right: bool, place: str, wanted: str) -> None:
-    """Raise ValueError, naming the place in the document, where a value is not what is wanted."""
+    """Unless `is_right`, raise ValueError, naming the place in the document and what is wanted there."""
     if not is_right:
         raise ValueError(f"{place} is not {wanted}")

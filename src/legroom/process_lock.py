@@ -14,7 +14,7 @@ def single_process(
     path: Path, say: Callable[[str], None], keeps_away: str, refusal: Callable[[str], LegroomError]
 ) -> Iterator[None]:
     """Context manager: hold the lock file at `path`, or raise `refusal(pid)` with the pid of the process that holds it.
-    Where no lock can be made, `say` is told that nothing keeps `keeps_away`, and the work goes on."""
+    Without a lock the work goes on, and `say` gets "nothing keeps ..." (`keeps_away`: "a second sidecar away")."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

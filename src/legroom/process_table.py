@@ -118,7 +118,7 @@ def has_role(pid: int, *roles: str) -> bool:
 
 
 def engine_name(pid: int, server: int) -> str:
-    """The title of an engine process, `an untitled process` where vLLM has set none yet; empty for other processes."""
+    """The title of an engine process of API server `server`, `an untitled process` before it has one; else empty."""
     if has_role(pid, *ENGINE_ROLES):
         return process_title(pid).strip(b"\0 ").decode("utf-8", "replace")
     title = process_title(pid)

@@ -80,7 +80,7 @@ class LiteralFinder:
         self._pattern = re2.compile(alternatives or rb"[^\s\S]", _re2_options()) if re2 else None
 
     def find(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Offsets in ascending order, each with the text that begins there."""
+        """(offset, text that begins there) for each of the texts in buffer[start:end], in ascending order."""
         if self._pattern is None:
             yield from heapq.merge(*(_occurrences(buffer, literal, start, end) for literal in self._literals))
             return
@@ -91,7 +91,7 @@ class LiteralFinder:
 
 
 def _occurrences(buffer: bytes, literal: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Every place of a text in the buffer, with the text."""
+    """(offset, `literal`) of every place of the text in buffer[start:end]."""
     while (start := buffer.find(literal, start, end)) >= 0:
         yield start, literal
         start += len(literal)

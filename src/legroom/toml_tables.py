@@ -108,7 +108,7 @@ class TomlTable:
         return tuple(self._values)
 
     def error(self, key: str, what: str, hint: str = "") -> ConfigError:
-        """The exception to raise about a key (empty: about the table itself), which names its line."""
+        """The exception to raise: `what` is wrong with a key (empty: with the table itself), and in which line."""
         path = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in path)
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)

@@ -74,7 +74,7 @@ class RunChild:
         platform.write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
-        """Writes the flags that lead from the running command back to the earlier one."""
+        """Writes to the run's flags file what turns the running command back into the one saved in `override`."""
         words = [str(word) for word in self._run_record().get("command") or []]
         changes = changes_back(words, json.loads(override.before or "[]"))
         back = {name: value for name, value in changes.items() if name not in SECRET_FLAGS}  # the file has no values

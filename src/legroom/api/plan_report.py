@@ -191,7 +191,7 @@ _SEARCHED_FLAGS = (
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan on just the GPUs that it uses, what it gives up: first the GPUs that it needs beyond `asked`)."""
+    """(the plan on just the GPUs that it uses, `losses` after the number of GPUs if that is beyond `asked`)."""
     used = plan.settings.gpus_used
     more = (f"{used} cards instead of {asked}",) if used > asked else ()
     return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

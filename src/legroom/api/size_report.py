@@ -106,7 +106,7 @@ def size(
     """Which GPUs, and how many, hold `model` with `concurrency` requests of `context` tokens at once.
 
     `model` is a name or several; `gpus` are the cards to try (`["h100", "l4"]` or `"all"`; None: the usual ones);
-    `flags` are vLLM's engine arguments as in `plan`.
+    `flags` are vLLM's engine arguments by their Python names.
     """
     from legroom.deployments.described import deployment_from_arguments
 
@@ -127,7 +127,7 @@ def size_deployment(
     policy: Policy = "balanced",
     models: Sequence[str] = (),
 ) -> SizeReport:
-    """Sizes the model of a deployment, or the named models with its flags, at list prices."""
+    """The GPUs (`max_gpus` at most) that hold a deployment's model, or `models` with its flags, with list prices."""
     from legroom.facts.gpus import list_prices
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.planning.sizing import named_gpus, size_models

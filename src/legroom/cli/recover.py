@@ -87,7 +87,7 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
-    """Frees what dead servers hold and writes it into the journal; without a journal, with a note, where it fails."""
+    """Frees what dead servers hold and records it in the journal; a journal that fails only leads to a note."""
     try:
         journal = Journal.open()
     except JournalUnavailable as error:

@@ -103,7 +103,7 @@ class ComposeFolder:
 def _with_extended_service(
     service: Node, services: Node, folder: ComposeFolder, depth: int = 0
 ) -> tuple[Node, dict[str, Word]]:
-    """(a service merged with the one that it extends, its environment)."""
+    """(a service merged with the one that it extends, its environment); `depth`: services it was extended by so far."""
     extends = service.get("extends")
     name = (extends.scalar or extends.text("service")) if extends is not None else ""
     file = extends.text("file") if extends is not None else ""
@@ -200,7 +200,7 @@ def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: Co
 
 
 def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
-    """The words with ${VARIABLES} replaced; Compose splits afterwards, so one word may become several."""
+    """The words with ${VARIABLES} replaced by `known` values; Compose splits afterwards, so one may become several."""
     is_line = node is not None and node.scalar is not None
     expanded = ((word, expand_variables(word.text, known)) for word in compose_words(node))
     parts = ((word, text.split() if is_line and word.raw.startswith("$") else [text]) for word, text in expanded)
@@ -250,7 +250,7 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards; none with the host's own network."""
+    """The ports of a service that its host forwards, by the `known` variables; none with the host's own network."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))

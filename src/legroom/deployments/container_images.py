@@ -120,7 +120,7 @@ def docker_bytes(text: str) -> int | None:
 
 
 def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
-    """(name, value or None, index of the next word) of an option: `--a b`, `--a=b`, `-e A=1` or `-itp 1`."""
+    """(name, value or None, index of the next word) of the option at `i`: `--a b`, `--a=b`, `-e A=1`, `-itp 1`."""
     word = words[i]
     following = words[i + 1] if i + 1 < len(words) else None
     if word.text.startswith("--"):

@@ -80,7 +80,7 @@ def rule_groups(document: Node) -> list[Node]:
 
 
 def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
-    """A text and the texts embedded in it, as parts of one file."""
+    """A text and the texts embedded in it, as parts of one file; `depth`: how deep the text itself is embedded."""
     try:
         part, inner = _read_text(kind, source, release)
     except LegroomError as error:
@@ -173,7 +173,7 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
 def _document_subjects(
     kind: DocumentKind, document: Node, release: Release, config_maps: Mapping[str, Node]
 ) -> Iterable[Subject]:
-    """The servers and commands of one YAML document; none for Prometheus rules."""
+    """The servers and commands of a YAML document; none for rules. `config_maps`: the file's ConfigMaps by name."""
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":

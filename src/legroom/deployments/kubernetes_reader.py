@@ -41,7 +41,7 @@ def runtime_of(model: Node) -> str:
 
 
 def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | None:
-    """The vLLM flags of KServe's Hugging Face runtime; None where another backend serves the model."""
+    """vLLM's flags for the words `given` to KServe's Hugging Face runtime; None if another backend serves the model."""
     known = set(all_flag_names())
     words: list[Word] = []
     keeps = True
@@ -80,7 +80,8 @@ def is_kubernetes(document: Node) -> bool:
 
 
 def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
-    """The servers and commands of a manifest's containers; GPUs count over all pods of a LeaderWorkerSet group."""
+    """The servers and commands of a manifest's containers (GPUs: of a whole LeaderWorkerSet group); `config_maps`: the
+    file's, by name."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
@@ -192,7 +193,8 @@ def _subjects_of_container(
 def container_servers(
     owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
 ) -> Iterator[Subject]:
-    """The server that a container's entry point and arguments start, or the commands of its scripts."""
+    """The server that the container `owner` starts by entry point and arguments (`given`), or its scripts' commands;
+    `runs`: what starts the container."""
     words = container_command(image, entry, given, owner.offset)
     at, place = server_start(tuple(word.text for word in words)), owner.source.place
     if at is not None:
@@ -208,7 +210,7 @@ def container_servers(
 
 
 def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Subject]:
-    """The commands of the scripts in `["sh", "-c", "vllm serve ..."]`."""
+    """The servers and commands in scripts of `["sh", "-c", "vllm serve ..."]`; `runs`: what starts the container."""
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
@@ -297,7 +299,7 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:
-    """Whether a container lists its resources without an accelerator, and nothing else can give it one."""
+    """Whether nothing gives a container an accelerator; False for a patch (not `is_whole`) without resources."""
     names = [name for name, _ in _resource_amounts(container)]
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = container.text("securityContext", "privileged") == "true" or others != (None, None, None)

@@ -224,7 +224,7 @@ def _flag_keys(node: Node) -> Iterator[Word]:
 
 
 def _belongs_to_vllm(node: Node, scope: _Scope, keys: str) -> bool:
-    """Whether the keys of or around the flags, or the image, name vLLM and none of its companions."""
+    """Whether the node's `keys` (as one text), those around it or its image name vLLM, and none of its companions."""
     around = f"{scope.keys} {keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 

@@ -313,7 +313,7 @@ class Case:
         return "profile" if is_first and not (self.oom and self.oom.pools_bytes) else ""
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
-        """The code site, as in `site`, that follows the last logged start-up step; `otherwise` where none is logged."""
+        """The code site (`load`, `profile`, `kv` ...) after the last logged start-up step; `otherwise` without one."""
         # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
         last = self.milestones[-1] if self.milestones else None
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"

@@ -82,7 +82,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def _spellings(text: str) -> Iterator[tuple[str, str]]:
-    """Each word as (stem or kind of quantity, spelling in the text)."""
+    """Each word as (its stem, or of a number or size `#` and its kind, spelling in the text)."""
     for match in _TOKEN.finditer(text.lower()):
         kind, token = str(match.lastgroup), match[0]
         if kind == "unspaced":

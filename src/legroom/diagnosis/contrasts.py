@@ -102,7 +102,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 
 
 def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(`tried NAME`, `lower`, `raise` or empty) of each setting that a clause says did not help, without its value."""
+    """(`tried NAME`, `lower`, `raise` or empty) of each setting not in `valued` that a clause says did not help."""
     for match in _words("tried").finditer(clause) if _words("in_vain").search(clause) else ():
         name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         if name not in valued:

@@ -138,7 +138,7 @@ def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
 
 
 def _version_pin(planner: FixPlanner) -> str:
-    """`==0.11.0` for pip; empty where the release is not known."""
+    """The failed server's release for pip, as `==0.11.0`; empty where it is not known."""
     return f"=={planner.known.release.version}" if planner.known.release_known else ""
 
 

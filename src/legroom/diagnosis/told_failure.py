@@ -76,7 +76,7 @@ def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evi
 
 
 def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
-    """(row as in `_told`, first match) of each kind of shortage that is not denied; the special kinds first."""
+    """((message id, role, phase, pattern), first match) of each kind of shortage not denied, special ones first."""
     ((_, _, _, denial),) = _told("denials")
     taken: list[tuple[int, int]] = []
     in_ram: re.Match[str] | None = None

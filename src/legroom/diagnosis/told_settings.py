@@ -53,7 +53,7 @@ class Mention:
 
 @cache
 def _names() -> dict[str, tuple[str, str]]:
-    """Each way people write a setting, spaces for `-` and `_` -> (vLLM's Python name, kind of value as in `_value`)."""
+    """Each way people write a setting, with spaces for `-` and `_` -> (vLLM's Python name, kind: share, ranks ...)."""
     told: dict[str, dict[str, Any]] = read_data("evidence.json")["settings"]
     return {name: (setting, row["kind"]) for setting, row in told.items() for name in row["names"]}
 

@@ -135,7 +135,7 @@ class Curve:
 
 
 def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
-    """A curve whose upper edge is its largest value, at least 1."""
+    """A curve, `height` lines high in a terminal, whose upper edge is its largest value, at least 1."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 

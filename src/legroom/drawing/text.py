@@ -54,7 +54,7 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 
 
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
-    """`wrap` by terminal columns, for text with double-width characters such as Chinese."""
+    """Lines of `width` columns of text with double-width characters; `indent` begins the first, `hanging` the rest."""
     lines, line, used = [], indent, len(indent)
     pieces: list[str] = []
     ends = True

@@ -92,7 +92,7 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
-    """What is wrong with an entry's file name, its transitions and its example, a sentence each."""
+    """What is wrong with an entry's file name, its transitions (to one of `ids`) and its example, a sentence each."""
     if name != f"{document['id']}.json":
         yield f"holds the entry {document['id']}"
     for kind, others in document["transitions"].items():

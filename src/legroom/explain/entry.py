@@ -284,7 +284,7 @@ def example_text(example: Example, language: Language) -> str:
 
 
 def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:
-    """The texts of these fields of a record in one language, by field; None for a field without a text."""
+    """The texts of the fields `names` of a record `item` in one language, by field; None for one without a text."""
     parts = {name: getattr(item, name) for name in names}
     return {name: part.in_language(language) if part else None for name, part in parts.items()}
 
@@ -297,7 +297,7 @@ def json_schema(name: str) -> Mapping[str, Any]:
 
 
 def document_problems(document: Any, schema_file: str, build: Callable[[Any], Entry]) -> list[str]:
-    """How a document violates a schema of the catalog; without jsonschema the error of `build`, if any."""
+    """How a document violates the schema in `schema_file`; without jsonschema the error of `build`, if any."""
     try:
         import jsonschema
     except ImportError:

@@ -175,7 +175,7 @@ class BackendTable:
 
 @cache
 def backend_table(release: Release, capability: tuple[int, int]) -> BackendTable | None:
-    """The backend table of the newest recorded release up to this one; None where release or card is not recorded."""
+    """The attention backends of the newest recorded release up to this one; None for an unrecorded release or card."""
     facts = release_facts("attention_backends", release)
     card = dotted(capability)
     known = {name for cards, _ in next(iter(facts["order"].values())) for name in cards} if facts else set()

@@ -60,7 +60,7 @@ def bands() -> dict[str, Any]:
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """How many known starts have a property: (measured by legroom, those and published ones)."""
+    """How many known starts have this value of the property `kind` (card ...): (measured, those and published ones)."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 
@@ -89,19 +89,19 @@ def kind_unmeasured(properties: Properties) -> str:
 
 
 def num_starts_as_known(properties: Properties) -> int:
-    """How many real starts, measured or published, are as well known as this deployment; they set its error band."""
+    """How many real starts, measured or published, set the error band of deployments with these properties."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]
 
 
 def own_error(figure: str, scale: float) -> float:
-    """The usual error in bytes of a figure in a well-known deployment; `scale`: its rule's own estimate of it."""
+    """The usual error in bytes of the figure of this name: `scale`, its rule's own estimate, times a fitted factor."""
     return float(bands()["laws"][figure]["own"] * scale)
 
 
 def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
-    """Bytes to each side of a figure in its 90 % error band; `own_error`: its usual error, 0 for no band."""
+    """Bytes from the figure of this name to each end of its 90 % error band; `own_error`: its usual one, 0: no band."""
     kind, rare = evidence(properties)
     of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
     return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0
@@ -125,7 +125,7 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
 def weights_band(
     rows: Mapping[str, BandRow], path: Sequence[str], weights_bytes: int, total_bytes: int
 ) -> tuple[int, int]:
-    """Bytes (below, above) the weights in their 90 % band; wider for a class without measurements."""
+    """Bytes (below, above) the weights in the 90 % band of the class `path`; wider for a class without measurements."""
     row, seen = row_at(rows, path)
     if seen:
         most = row.most * total_bytes

@@ -84,7 +84,7 @@ def _read_string(file: BinaryIO) -> str:
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:
-    """The next metadata value of a type, of a long array its length; struct.error or OverflowError for a bad one."""
+    """The next metadata value of GGUF type `kind`, of a long array its length; struct.error or OverflowError if bad."""
     if kind == _STRING:
         return _read_string(file)
     if kind == _ARRAY:

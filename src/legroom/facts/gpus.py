@@ -228,7 +228,7 @@ def _card_of_size(text: str) -> Gpu:
 
 
 def _check_size(total_bytes: int, text: str) -> None:
-    """Raise LegroomError where no GPU has this much or this little memory."""
+    """Raise LegroomError, naming the `text` given, where no GPU has this much or this little memory."""
     if not SMALLEST_BYTES <= total_bytes <= LARGEST_BYTES:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 

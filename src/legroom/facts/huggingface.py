@@ -270,13 +270,13 @@ class _RepoFiles:
 
 
 def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> int:
-    """The tensor bytes of a safetensors file on the Hub, from its header alone."""
+    """The tensor bytes of a safetensors file of a repository on the Hub (`api`: HfApi), from its header alone."""
     header = api.parse_safetensors_file_metadata(repo, filename, revision=revision)
     return max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
 
 
 def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> Found:
-    """The request's result, with errors of the Hub raised as LegroomError that says what to do."""
+    """The result of `request`, with the Hub's errors about `repo` as a LegroomError that says what to do."""
     from huggingface_hub import errors
 
     try:

@@ -120,7 +120,7 @@ def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...
 
 @lru_cache(maxsize=64)
 def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]:
-    """Every series name that a release's /metrics can show, with suffixes such as `_bucket`."""
+    """Every series name that /metrics of a release can show, with suffixes; `engine`: v0, v1 or None for both."""
     return frozenset(name for metric in metrics_of(release, engine) for name in metric.exposed)
 
 
@@ -241,7 +241,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """What the release calls a metric of another release, with the same suffix if it has that; None if it lacks it."""
+    """What the release calls a metric of another one, with its suffix `ending` if `known` has that; None if lacking."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

@@ -73,7 +73,7 @@ def load(
 
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
-    """A bundled entry as a `Model`, under the given Hub id."""
+    """A bundled entry as a `Model`, under the given Hub id, its config changed by `overrides`."""
     hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
 
     def build() -> Model:
@@ -94,7 +94,7 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 
 
 def stored_as_named(model: Model) -> Model:
-    """The model, quantized as its name says where its config does not; the weights' band covers both readings."""
+    """The model, quantized as its name says where its config does not; the weights' error band then covers both."""
     scheme, name = model.quantization, model.name.lower()
     if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
         return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))
@@ -116,7 +116,8 @@ def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
 
 @lru_cache(maxsize=64)
 def _model_of_request(name: str, given_json: str, overrides_json: str) -> Model:
-    """The model that a name means without files or Hub; `given_json`: its [config, checkpoint bytes], or empty."""
+    """The model that a name means without files or Hub, changed by `overrides_json`; `given_json`: its [config,
+    checkpoint bytes], or empty."""
     overrides = json.loads(overrides_json)
     if given_json:
         config, checkpoint_bytes = json.loads(given_json)

@@ -121,7 +121,7 @@ def is_pickle(head: bytes) -> bool:
 
 
 def read_plain_pickle(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> Any:
-    """The data of a pickle; raises NotPlainData for any other pickle."""
+    """The data of a pickle of plain data; NotPlainData for others, and for objects of more than `max_made_bytes`."""
     if not is_pickle(content):
         raise NotPlainData("this is no pickle of Python 3")
     try:
@@ -255,7 +255,7 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
 
 
 def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
-    """The recorded settings; where expandable segments are not recorded, whether any segment is expandable."""
+    """The settings recorded in `raw`; where expandable segments are not, by whether any segment is expandable."""
     values = raw if isinstance(raw, dict) else {}
     split = values.get("max_split_size", -1)
     divisions = values.get("roundup_power2_divisions")

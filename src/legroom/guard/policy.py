@@ -15,7 +15,7 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, about: str, **more: Any) -> Any:
-    """A dataclass field; its metadata are `about` (the TOML comment) and `more` (low, high, unit, choices ...)."""
+    """A dataclass field with this default; metadata: `about` (TOML comment), `more` (low, high, unit, choices ...)."""
     return field(default=default, metadata={"about": about, **more})
 
 

@@ -166,7 +166,7 @@ def roles_in(expression: str, context: Context) -> set[str]:
 
 
 def roles_in_recorded(expression: str, context: Context) -> set[str]:
-    """As `roles_in`, also of the series behind recording rules of the linted files."""
+    """The roles of an expression's vLLM series, also of those behind recording rules of the linted files."""
     pending = [expression]
     seen: set[str] = set()
     roles: set[str] = set()

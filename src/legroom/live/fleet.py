@@ -128,7 +128,7 @@ def fleet_view(
 def _fleet_group(
     key: GroupKey, members: Sequence[ServerUse], peak_demand: float, kv_target_ratio: float, levels: Thresholds
 ) -> FleetGroup:
-    """The group's KV use and the servers it needs: peak demand over target KV use, or all where requests queue."""
+    """The group's KV use and the servers it needs: peak demand / `kv_target_ratio`, or all where requests queue."""
     full = (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members)
     queued = any(full) or any(use.mean_waiting >= 1.0 for use in members)
     # Queued requests are demand beyond KV use, so all servers are needed.

@@ -116,7 +116,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The --gpu-memory-utilization that frees `by_bytes`, and its plan; None at 0.1 or less, or if vLLM would fail."""
+    """(--gpu-memory-utilization that frees `by_bytes`, its plan); None at 0.1 or less, or if vLLM would fail."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None

@@ -32,7 +32,7 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 
 def failed_under_way(result: ScrapeResult) -> str | None:
-    """In words, what a `legroom run` is doing to a server that could not be scraped, here or behind a guard."""
+    """In words, what a `legroom run` is doing to a server that did not answer, here or behind a guard; or None."""
     return (result.under_way or run_under_way(result.server)) if isinstance(result, ScrapeFailure) else None
 
 

@@ -40,7 +40,7 @@ class AllocatorHistory:
 def replay_serves_request(
     history: AllocatorHistory, settings: AllocatorSettings, limit_bytes: int | None, card_bytes: int | None
 ) -> bool | None:
-    """Whether the last out-of-memory request is served; None where an earlier one fails or none was recorded."""
+    """Whether the last out-of-memory request is served under these limits; None: none recorded, or one fails before."""
     allocator = CachingAllocator(settings, limit_bytes, card_bytes)
     live: dict[int, Block] = {}
     last = max((i for i, event in enumerate(history.events) if event.action == "oom"), default=-1)

@@ -103,7 +103,8 @@ def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
 
 
 def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes per query token of an encoder's split-KV scratch (outputs and log-sum-exp of all heads); 0 if unsplit."""
+    """Bytes per query token of an encoder's split-KV scratch (outputs and log-sum-exp of all heads) for `sequences` of
+    `length` tokens; 0 if unsplit."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
     if not is_hopper or settings.release.before("0.14.0"):

@@ -124,12 +124,13 @@ def card_family(gpu: Gpu) -> str:
 
 
 def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The part of the layout called `name` with the error band of a deployment's class; a measured part as it is."""
+    """The figure of the layout's part `name` with the error band of deployments like `of`; a measured one unchanged."""
     return _banded.get((value, of, gpu), (name,), lambda: _with_band(name, value, of, gpu))
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The part `name` with the band of measured starts of its class; none for measured, or exact other than weights."""
+    """The figure of the part `name` with the error band of starts like `of`; unchanged if measured, or if exact and not
+    the weights."""
     if value.kind == "measured":
         return value
     if name == "weights":

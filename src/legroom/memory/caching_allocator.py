@@ -57,7 +57,7 @@ class AllocatorSettings:
         return rest > SMALL_REQUEST_BYTES and (self.max_split_bytes is None or wanted_bytes < self.max_split_bytes)
 
     def may_serve(self, block_bytes: int, wanted_bytes: int) -> bool:
-        """Whether `max_split_size_mb` lets a free block, large enough, serve a request."""
+        """Whether `max_split_size_mb` lets a free block that is large enough serve a request of `wanted_bytes`."""
         limit = self.max_split_bytes
         if limit is None:
             return True
@@ -175,7 +175,7 @@ class CachingAllocator:
     """Start addresses of expandable segments."""
 
     def allocate(self, request_bytes: int, stream: int = 0) -> Block:
-        """The block that serves a request; raises CudaOutOfMemory."""
+        """The block that serves a request on a CUDA stream (by number); raises CudaOutOfMemory."""
         wanted = self.settings.rounded(request_bytes)
         is_small = wanted <= SMALL_REQUEST_BYTES
         pool = self._pools.get((stream, is_small)) or self._pools.setdefault((stream, is_small), BlockPool(is_small))
@@ -227,7 +227,7 @@ class CachingAllocator:
         return used + [SMALL_SEGMENT_BYTES] * cdiv(small_bytes, SMALL_SEGMENT_BYTES)
 
     def _best_fit(self, pool: BlockPool, wanted: int) -> Block | None:
-        """The smallest free block that may serve the request, taken off the pool; None where there is none."""
+        """The smallest free block that may serve `wanted` bytes, taken off the pool; None where there is none."""
         index = bisect_left(pool.free, (wanted,))
         if index == len(pool.free):
             return None
@@ -244,7 +244,7 @@ class CachingAllocator:
         return block
 
     def _reserve(self, pool: BlockPool, wanted: int) -> Block:
-        """A block of newly reserved memory, after emptying the cache if need be; raises CudaOutOfMemory."""
+        """A block of `wanted` newly reserved bytes, after emptying the cache if need be; raises CudaOutOfMemory."""
         block = self._grow(pool, wanted)
         if block is None and self._release_oversize(pool, wanted):
             block = self._grow(pool, wanted)
@@ -257,7 +257,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: BlockPool, wanted: int) -> Block | None:
-        """A block from newly reserved memory; None where the allocator's limit or the card is exhausted."""
+        """A block of `wanted` newly reserved bytes; None where the allocator's limit or the card is exhausted."""
         size = segment_bytes(wanted)
         if self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes:
             return None
@@ -272,7 +272,7 @@ class CachingAllocator:
         return Block(address, size, pool)
 
     def _release_oversize(self, pool: BlockPool, wanted: int) -> bool:
-        """Releases free blocks of `max_split_size_mb` or more until enough is released; whether it is."""
+        """Releases free blocks of `max_split_size_mb` or more until `wanted` bytes are released; whether they are."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
@@ -315,7 +315,7 @@ class CachingAllocator:
         return block
 
     def _expandable_block(self, pool: BlockPool, wanted: int) -> Block:
-        """The first free or unmapped block with enough address space behind it, else that of a new segment."""
+        """The first free or unmapped block with address space for `wanted` bytes, else that of a new segment."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             start = before if before is not None and not before.is_allocated else unmapped
@@ -326,7 +326,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Maps physical memory to the start of an unmapped block, in whole pages; False where the card is full."""
+        """Maps memory to the first `size` bytes, in whole pages, of an unmapped block; False where the card is full."""
         pool = block.pool
         mapped = min(round_up(size, pool.page_bytes), block.size_bytes)
         if self.card_bytes is not None and self.reserved_bytes + mapped > self.card_bytes:

@@ -106,7 +106,8 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """The V1 runner's estimate (0.18+): it captures two sizes of each kind, and counts the rest like the second."""
+    """The V1 runner's estimate (0.18+): it captures two batch sizes each of piecewise and full graphs, and counts every
+    further size like the second."""
     fit = constants()["graphs"]["estimate"]
     piecewise, full = captured_sizes(settings)
     nodes = cached_by_model(layer_nodes, model)
@@ -169,7 +170,7 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
 def _driver_term(
     label: str, model: Model, settings: EngineSettings, gpu: Gpu, piecewise: Sequence[int], full: Sequence[int]
 ) -> Term:
-    """The driver's memory for piecewise and full graphs of these batch sizes (fitted)."""
+    """The driver's memory, as a term named `label`, for piecewise and full graphs of these batch sizes (fitted)."""
     fit = _graph_constants(settings)
     on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
     full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
@@ -179,7 +180,7 @@ def _driver_term(
 
 
 def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
-    """The buffers of captured all-reduces between tensor-parallel ranks; empty where they take nothing."""
+    """The buffers of all-reduces between ranks in graphs of these batch sizes (tokens); empty if they take nothing."""
     size = captured_all_reduce(model, settings, gpu, sizes)
     ranks = settings.tensor_parallel_size
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
@@ -283,7 +284,7 @@ def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, expe
 
 
 def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, hidden: int) -> tuple[Block, Block]:
-    """Allocates the sum and its norm (`hidden` bytes each), frees both inputs, returns the two new blocks."""
+    """(the sum of two blocks, its norm), newly allocated with `hidden` bytes each; both input blocks are freed."""
     summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     allocator.free(added)
     allocator.free(residual)

@@ -171,7 +171,7 @@ def kv_cache_figure(
 
 
 def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
-    """A figure of the measured `bytes_`, or the computed figure `otherwise` where they are None."""
+    """A figure of the measured `bytes_`, or `otherwise` where they are None; `seen` only names their source."""
     if bytes_ is None:
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
@@ -205,7 +205,7 @@ def failure_at_best(
 
 
 def _at_best(rank: Layout, pool: int) -> Layout:
-    """The layout with the low end of the weights, and an activation peak that leaves `pool` bytes for KV."""
+    """The layout with the weights at the low end of their error band and a peak that leaves `pool` bytes for KV."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
     weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter

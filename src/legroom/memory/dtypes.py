@@ -21,7 +21,7 @@ _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
 def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of one KV cache element without scales, 1 for packed formats; LegroomError for an unknown dtype."""
+    """Bytes of a KV cache element without scales, 1 if packed, as the model's for `auto`; LegroomError if unknown."""
     if kv_cache_dtype == "auto":
         return dtype_bytes(model_dtype)
     if kv_cache_dtype in DTYPE_BYTES:

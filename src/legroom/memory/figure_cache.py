@@ -51,7 +51,7 @@ class Inputs:
         self.results: Memo[Any] = Memo()
 
     def of(self, settings: EngineSettings) -> EngineSettings:
-        """The settings without those `left_out` of the key; one and the same object for all that agree in the rest."""
+        """The settings without those in `left_out`; the same object for all settings that are equal otherwise."""
         recent = self._recent.get(id(settings))
         if recent is None:
             if len(self._recent) >= 64:

@@ -156,7 +156,7 @@ def whole_gib(bytes_: float) -> int:
 
 
 def pinned_bytes(size: float) -> int:
-    """Bytes that torch's caching host allocator uses for a pinned tensor: the next power of two."""
+    """Bytes that torch's caching host allocator uses for a pinned tensor of `size` bytes: the next power of two."""
     return 1 << max(math.ceil(size) - 1, 0).bit_length() if size > 0 else 0
 
 

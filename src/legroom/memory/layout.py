@@ -63,7 +63,7 @@ class Layout:
 
 
 def check_text(check: str, release: Release, **values: object) -> str:
-    """The error message of a KV cache check in one release; empty where the release has no such check."""
+    """The error message, filled with `values`, of a named KV cache check; empty where the release has no such check."""
     entries = read_data("kv_checks.json")["checks"]
     entry = next((e for e in entries if e["check"] == check and release.within(e["first"], e["last"])), None)
     if entry is None:

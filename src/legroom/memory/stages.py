@@ -21,7 +21,7 @@ def _stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
 
 
 def stage_range(num_layers: int, settings: EngineSettings, stage: int) -> range:
-    """The layer indices of one pipeline stage."""
+    """The indices, of `num_layers` layers, on one pipeline stage."""
     sizes = _stage_sizes(num_layers, settings)
     start = sum(sizes[:stage])
     return range(start, start + sizes[stage])

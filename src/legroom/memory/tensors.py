@@ -50,7 +50,7 @@ class Tensor:
 
 
 def printed_request(size_bytes: int) -> str:
-    """The size in torch's out-of-memory message for a tensor of these bytes: that of the segment it would need."""
+    """The size, such as `1.96 GiB`, in torch's out-of-memory message for a tensor of these bytes: its segment's."""
     segment = segment_bytes(size_bytes)
     return f"{segment / GIB:.2f} GiB" if segment > GIB else f"{segment / MIB:.2f} MiB"
 

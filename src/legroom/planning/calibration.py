@@ -97,8 +97,8 @@ def _predictions(planned: Plan) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """A start-up's observation, without a plan only terms of any model; LegroomError where GPU or release is
-    unknown."""
+    """A start-up's observation, to be stored with the log's name `source` and the day `seen`; without a plan only terms
+    that no model changes. LegroomError where GPU or release is unknown."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
         raise LegroomError("the log does not name its GPU", hint)

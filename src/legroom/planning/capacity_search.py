@@ -309,9 +309,9 @@ def _combinations(
     only_best: bool,
     known: Combinations,
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
-    smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
-    (`variant` above 0) also one that leaves memory free. `known` are reused and added to."""
+    """Every combination of flags (without utilization) that the release takes with these parallel sizes; only the
+    smallest if all are too large. `only_best`: only the least costly that meets the goal, else the smallest, and for a
+    quantized checkpoint (`variant` above 0) one that leaves memory free. `known`: a cache, added to."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
         """At most one: the combination at the utilization nearest the default that meets the goal; else empty."""
@@ -366,7 +366,7 @@ def _sufficient_combinations(
     combined: Combiner,
     sufficient: Callable[[FlagCombination], bool],
 ) -> Iterator[FlagCombination]:
-    """Every combination for which `sufficient` holds, in the order of the axes."""
+    """Every combination of the flags `chosen` with a value of each axis for which `sufficient` holds, in axis order."""
     if not axes:
         combination = combined(chosen)
         if combination is not None:
@@ -388,7 +388,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """(utilizations tried, a list with the candidate nearest the default one that meets the goal, or empty)."""
+    """(utilizations tried, a list with the candidate that meets the goal nearest the default utilization, or empty)."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
@@ -404,7 +404,8 @@ def _best_utilization(
 def _candidate(
     combination: FlagCombination, utilization: float, band: float, variant: int, default_seqs: int
 ) -> SearchCandidate:
-    """A combination as an answer of the search, with its losses and rank; `variant`: 0 for the model itself."""
+    """A combination as an answer, with its losses and rank; `variant`: 0 for the model itself, `default_seqs`:
+    max_num_seqs without flags, `band`: part of the error band held back."""
     distance = abs(utilization - combination.settings.gpu_memory_utilization)
     flags = dict(combination.flags)
     if distance > 1e-9:

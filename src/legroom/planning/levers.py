@@ -170,7 +170,7 @@ def offloaded_weights(plan: Plan) -> Proposals:
 
 
 def smaller_model(plan: Plan) -> Proposals:
-    """Proposals: the smaller models of the same series, the largest first."""
+    """The smaller models of the same series, the largest first."""
     for model in smaller_models(plan.target, plan.args):
         yield {"model": model.name}
 

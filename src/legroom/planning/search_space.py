@@ -165,7 +165,7 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether the budget exceeds the free memory at the start, or the peak and `band_kept` of its band the card."""
+        """Whether at this utilization the budget exceeds the free memory, or the peak and `band_kept` the card."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
@@ -174,7 +174,7 @@ class FlagCombination:
         return max(self._needed_bytes(stage, goal, band_kept) for stage in self.stages) - self.target.gpu.total_bytes
 
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
-        """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
+        """Bytes that the fullest card, or only its budget, lacks for the goal at the best of `utilizations`."""
 
         def lacking_at(utilization: float) -> int:
             """Bytes that the KV cache, the free memory at the start or the peak lacks, whichever lacks the most."""
@@ -185,7 +185,7 @@ class FlagCombination:
         return max(self.shortfall_bytes(goal, band_kept), min(map(lacking_at, utilizations)), 0)
 
     def why_short(self, goal: CapacityGoal, lacking_bytes: int, band_kept: float) -> str:
-        """A sentence with the memory that the goal needs and the card has."""
+        """A sentence with the memory that the goal needs and what the fullest card lacks (`lacking_bytes`)."""
         stage = max(self.stages, key=lambda layout: self._needed_bytes(layout, goal))
         needed, pool, gpus = self._needed_bytes(stage, goal), self._goal_pool(goal), self.settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")

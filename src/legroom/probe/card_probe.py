@@ -119,7 +119,7 @@ def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
-    """Raises LegroomError where the script saw no GPU, gave no result, or could not use the card."""
+    """Raises LegroomError where the script, run by `python`, saw no GPU, gave no result, or could not use the card."""
     if "no_gpu" in results_by_name:
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
     card = results_by_name.get("card")
@@ -133,7 +133,7 @@ def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, o
 def _probe_outcome(
     results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str
 ) -> ProbeOutcome:
-    """The card's record and the problems met, from the results of both stages."""
+    """The card's record and the problems met, from the results of both stages; `output`: the last line printed."""
     card = results_by_name["card"]
     allocator, copies, host = (results_by_name.get(name, {}) for name in ("allocator", "copies", "host"))
     vllm, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started", {})

@@ -151,7 +151,7 @@ def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterat
 
 
 def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[str]:
-    """Figures of the KV cache and the host, speed and price, or that it keeps no cache; `wanted` as in `_body_text`."""
+    """Figures of KV cache and host, speed (of `wanted` users; None: all it holds) and price; or that it has none."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
@@ -164,7 +164,7 @@ def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[
 
 
 def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
-    """(name, text) of decode speed and price; none where the server does not start. `wanted` as in `_body_text`."""
+    """(name, text) of decode speed for one and `wanted` users (None: all it holds), and price; none if it fails."""
     from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan, wanted) if plan.starts else {}

@@ -133,7 +133,7 @@ class _Player:
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
-        """Appends an event of the incident at the time of this result; `what` and `text` as in `DryRunEvent`."""
+        """Appends an event of the incident at the time of this result; `what`: opened, closed, refused or an action."""
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 

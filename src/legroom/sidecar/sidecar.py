@@ -224,7 +224,7 @@ class Sidecar:
         self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
     def _close_incident(self, incident: OpenIncident, how: str = OVER) -> None:
-        """Ends the incident's drains and reports its end; `how` as in `report_closed`."""
+        """Ends the incident's drains and reports its end; `how`: `over`, or why it is no longer watched."""
         self._actor.end_drain_of(incident)
         self._reporter.report_closed(incident, how)
 

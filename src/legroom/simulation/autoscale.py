@@ -176,13 +176,13 @@ class _Replica:
         return admitted
 
     def _prefill(self, admitted: list[_Served], first_token_s: dict[int, float]) -> None:
-        """Run the steps that prefill the admitted requests; running requests decode in the same steps."""
+        """Run the steps that prefill the admitted requests, beside decodes; their times go into `first_token_s`."""
         decoding = len(self.running)
         prompt = sum(request.tokens for request in admitted)
         steps = math.ceil(prompt / max(1, self.settings.max_num_batched_tokens - decoding))
         tokens = decoding + math.ceil(prompt / steps)
         held = self.stored + prompt
-        self.now_s += steps * step_seconds(self.cost, tokens, held, decoding + len(admitted))  # type: ignore[no-untyped-call]
+        self.now_s += steps * step_seconds(self.cost, tokens, held, decoding + len(admitted))
         self._decode_steps(steps)
         for request in admitted:
             first_token_s.setdefault(request.index, self.now_s)
@@ -194,11 +194,11 @@ class _Replica:
     def _decode(self, time_s: float) -> None:
         """Run decode steps until `time_s`, a request's end or a full pool, whichever is first; at least one step."""
         running = len(self.running)
-        step_s = step_seconds(self.cost, running, self.stored, running)  # type: ignore[no-untyped-call]
+        step_s = step_seconds(self.cost, running, self.stored, running)
         free = (self.settings.usable_blocks - self._blocks_in_use()) * self.settings.block_size
         until_s = math.ceil((time_s - self.now_s) / step_s)
         steps = max(1, min(self.ends[0][0] - self.step, until_s, int(free) // running))
-        self.now_s += decode_steps_seconds(self.cost, running, self.stored, steps)  # type: ignore[no-untyped-call]
+        self.now_s += decode_steps_seconds(self.cost, running, self.stored, steps)
         self._decode_steps(steps)
 
     def _decode_steps(self, steps: int) -> None:

@@ -39,7 +39,7 @@ class CardSearch:
 
     @classmethod
     def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> "CardSearch":
-        """The search for the cards of a machine; `vllm` None is the newest release."""
+        """The search for a machine's cards to hold `users` at `context` tokens; `vllm` None is the newest release."""
         gpus, on, args = machine.gpus or 1, release(vllm) if vllm else latest(), ServeArgs()
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")
         card, used_bytes = card_and_used_bytes(machine, on, args)
@@ -153,7 +153,7 @@ class CardModels:
 
 
 def _preference(each: CardModel) -> tuple[bool, int, float]:
-    """Sort key: a sure fit before a tight one, then the fewest concessions, then the largest weights."""
+    """Sort key (is tight, concessions, -weights): a sure fit first, then few concessions, then large weights."""
     plan = each.fit.plan
     is_tight = plan is not None and plan.verdict == "tight"
     return is_tight, len(each.fit.losses), -plan.layout.weights.bytes if plan else 0
@@ -222,7 +222,7 @@ def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
 
 
 def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[DecodeRate | None]:
-    """The decode rate for each of these numbers of users."""
+    """The decode rate at `context` tokens for each of these numbers of users; None without an estimate."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_no_step_time(work):
         return [None for _ in each_users]
@@ -231,7 +231,7 @@ def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[De
     def rate(users: int) -> DecodeRate:
         """That of so many users who all decode at the context."""
         step = users, users * context, users
-        seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))  # type: ignore[no-untyped-call]
+        seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))
         return DecodeRate(*(1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low)))
 
     return [rate(users) for users in each_users]

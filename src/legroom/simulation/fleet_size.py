@@ -79,7 +79,7 @@ class CountBand:
     """None: more than the maximum."""
 
     def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
-        """The low, middle and high counts multiplied by `factor`; None stays None."""
+        """(low, middle, high) counts multiplied by `factor`; None stays None."""
         low, middle, high = (None if count is None else count * factor for count in (self.low, self.middle, self.high))
         return low, middle, high
 
@@ -145,7 +145,7 @@ class FleetTask:
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
-    """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
+    """The fleets of a `cell` (model's index in the task, GPU) at each tensor-parallel size, best first."""
     number, card = cell
     args, model, longest = task.args[number], task.models[number], task.load.trace.longest
     length = min(round_up(longest, _LENGTH_STEP), model.max_position_embeddings)
@@ -211,7 +211,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replicas, or why none holds the load; `worth_gpus` as in `_sized_fleet`."""
+    """The fleet with low, middle and high replicas (middle within `worth_gpus` GPUs), or why none holds the load."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -251,7 +251,7 @@ def _fewest_replicas(
 
 
 def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
-    """The reason no fleet holds the load: a lone request is too slow, or the GPUs are too few."""
+    """The reason no fleet of up to `most_gpus` holds the load: a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
     alone = replay_candidate(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
     if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:

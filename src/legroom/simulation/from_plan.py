@@ -73,7 +73,7 @@ def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
-    """The KV cache group as simulated, and a text that describes it."""
+    """(the KV cache group in blocks of `block_size` as simulated, a text that describes it)."""
     spec = group.spec
     if isinstance(spec, StateSpec):
         blocks = spec.request_blocks or 1

@@ -19,7 +19,7 @@ class FullAttentionManager:
         self.block_size = self.layers.block_size or settings.block_size
 
     def num_skipped_tokens(self, num_computed: int) -> int:
-        """Leading tokens that attention never reads again: none with full attention."""
+        """How many of `num_computed` tokens, from the first on, attention never reads again: 0 with full attention."""
         return 0
 
     def should_cache(self, request: Request, index: int) -> bool:
@@ -27,7 +27,7 @@ class FullAttentionManager:
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The longest run of cached blocks from the start, found in every one of `groups`."""
+        """The longest run of cached blocks, up to `max_blocks`, by the block `hashes`, found in each of `groups`."""
         hit: Hit = [[] for _ in groups]
         for block_hash in hashes[:max_blocks]:
             cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, block_hash)))]
@@ -46,7 +46,7 @@ class FullAttentionManager:
         return new + sum(block.ref_count == 0 and block is not self.block_pool.null_block for block in free_hit)
 
     def hold_cached_blocks(self, request: Request, hit: list[Block], num_computed: int) -> None:
-        """Start the block table with the cached blocks; those that a window has passed become null blocks."""
+        """Start the block table with the cached `hit`; blocks that a window has passed at `num_computed` are null."""
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         kept = hit[skipped:]
         self.block_pool.touch(kept)
@@ -59,7 +59,7 @@ class FullAttentionManager:
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Put null blocks for those behind the window and free these; full attention has none."""
+        """Replace blocks behind the window at `num_computed` tokens by null blocks, and free them."""
         blocks = request.blocks[self.group]
         end = min(self.num_skipped_tokens(num_computed) // self.block_size, len(blocks))
         dropped: list[Block] = []
@@ -131,7 +131,7 @@ class SlidingWindowManager(FullAttentionManager):
         return any(end - self.blocks_for_hit <= index < end for end in ends)
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The longest prefix whose last window of blocks is cached; null blocks stand for those before the window."""
+        """The longest prefix of block `hashes` whose last window of blocks is cached, null blocks before the window."""
         null = self.block_pool.null_block
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0

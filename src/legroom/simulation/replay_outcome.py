@@ -80,7 +80,7 @@ class Goal:
                 yield what, reached, limit
 
     def is_within(self, first_token: float, latency: float, time_per_token: float) -> bool:
-        """Whether each latency is at most its limit; a limit of None always holds."""
+        """Whether each latency is at most the goal's limit for it; a limit of None always holds."""
         limits = (self.first_token_p99, self.latency_p99, self.time_per_token_p99)
         reached = (first_token, latency, time_per_token)
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))

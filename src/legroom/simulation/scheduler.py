@@ -118,7 +118,7 @@ class Scheduler:
         request.num_draft_tokens = 0
 
     def _schedule_running(self, output: SchedulerOutput, budget: int, threshold: int) -> int:
-        """Schedule running requests, preempting where blocks run out; returns what is left of the token budget."""
+        """Schedule running requests (long prefills to `threshold`), preempting if blocks run out; the budget left."""
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -248,7 +248,7 @@ class Scheduler:
         return sampled, finished
 
     def _append_sampled_tokens(self, request: Request, drafts: int, is_stale: bool) -> None:
-        """Append the sampled token and the accepted draft tokens; rejected drafts no longer count as computed."""
+        """Append the sampled and accepted draft tokens; uncount rejected drafts unless `is_stale` (preempted since)."""
         # The given share of the drafts is accepted on average, spread evenly.
         request.draft_credit += drafts * self.settings.speculative_acceptance
         accepted = min(drafts, int(request.draft_credit))

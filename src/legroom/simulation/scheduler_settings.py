@@ -114,7 +114,7 @@ class SchedulerSettings:
         return self.num_speculative_tokens if self.draft_needs_kv else 0
 
     def max_blocks_of(self, prompt_len: int, output_len: int) -> int:
-        """Blocks that a request needs at its longest. The KV of the last sampled token is never stored."""
+        """Blocks that a request of these lengths needs at its end. The KV of the last sampled token is never stored."""
         tokens = prompt_len + output_len - 1 + self.num_speculative_tokens + self.lookahead_tokens
         tokens = min(tokens, self.max_model_len)
         return sum(self.max_blocks_in(group, tokens) for group in self.groups)

@@ -96,9 +96,9 @@ def why_other_maker(plan: Plan) -> str:
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
-    """Whether the host needs longer to launch a full prefill step, or the decode of one request, than the GPU."""
+    """Whether the host takes longer to launch a prefill of `tokens`, or the decode of one request, than the GPU."""
     on_gpu = cost._replace(host=0.0, host_request=0.0, launch=0.0, launch_captured=0.0)
-    return any(step_seconds(on_gpu, n, n, 1) < min_host_seconds(cost, n, 1) for n in (1, tokens))  # type: ignore[no-untyped-call]
+    return any(step_seconds(on_gpu, n, n, 1) < min_host_seconds(cost, n, 1) for n in (1, tokens))
 
 
 def why_no_step_time(work: Hardware) -> str:
@@ -348,7 +348,7 @@ def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_he
     LegroomError for a time of 0."""
     # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
-    predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]
+    predicted = step_seconds(cost, running, tokens_held, running)
     if measured_step_s <= 0 or predicted <= 0:
         raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")
     factor = measured_step_s / predicted

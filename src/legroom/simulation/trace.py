@@ -89,7 +89,7 @@ class Trace:
         prefix_len: int = 0,
         priority: int = 0,
     ) -> None:
-        """Append a request; its first `prefix_len` tokens are shared with requests of the same `prefix_id`."""
+        """Append a request that arrives at `arrival` (s or step); those of a `prefix_id` share `prefix_len` tokens."""
         if request_id is not None and self.ids is None:
             self.ids = [f"r{i}" for i in range(len(self))]
         if self.ids is not None:

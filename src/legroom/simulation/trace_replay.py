@@ -164,9 +164,7 @@ class StepByStepReplay:
             scheduler, scheduled = self.scheduler, output.scheduled
             running = [r for r in scheduler.running if r in scheduled or not scheduler.finishes_in_flight(r)]
             stored = sum(request.num_computed_tokens for request in running)
-            self.now_s += step_seconds(  # type: ignore[no-untyped-call]
-                self.cost, sum(output.scheduled.values()), stored, len(running)
-            )
+            self.now_s += step_seconds(self.cost, sum(output.scheduled.values()), stored, len(running))
 
     def _reject_unschedulable(self) -> None:
         """Reject the first waiting request when nothing runs and it still does not fit."""

@@ -39,7 +39,7 @@ class ProcessExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        """As `SweepExecutor.run`, in this process or in a pool of processes."""
+        """Yields (item's number, work(shared, item)) in the order of completion, from this or a pool of processes."""
         workers = min(self.workers or os.cpu_count() or 1, len(items))
         if workers <= 1:
             for number, item in enumerate(items):

@@ -37,7 +37,7 @@ class RayExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        """As `SweepExecutor.run`, on the nodes of a Ray cluster."""
+        """Yields (item's number, work(shared, item)) in the order of completion, from the nodes of a Ray cluster."""
         # Set before the import. A cluster that legroom starts for itself reports to nobody.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:

@@ -128,7 +128,8 @@ def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """How many requests, 1 to `most`, always fit the pool; each counts as `context` tokens with several KV groups."""
+    """How many of the load's requests, 1 to `most`, always fit the pool at once, by their own lengths; with several KV
+    groups each counts as max_model_len (`context`) tokens."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))

@@ -287,7 +287,7 @@ def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
 
 
 async def _run_smoke_test(url: str, api_key: str | None) -> tuple[bool | None, str]:
-    """As `smoke_test`, but raises LegroomError where the server does not answer."""
+    """(whether a short and a full-context request are served or None, in words); LegroomError without an answer."""
     async with ServerClient(url, api_key, verify_tls=False) as server:
         served = await server.served(_SMOKE_TIMEOUT_S)
         name, length = served.model, served.max_model_len or 0

@@ -188,7 +188,7 @@ def redundant_experts(args: ServeArgs) -> int:
 
 
 def is_given(args: ServeArgs, name: str) -> bool:
-    """Whether a flag without a field of its own is given (among `others`)."""
+    """Whether the flag `name` (`--port`), which has no field of its own, is given among `others`."""
     return other_values(args, name) is not None
 
 
@@ -240,7 +240,7 @@ def draft_method(config: Mapping[str, Any] | None) -> str:
 
 
 def head_kind(config: Mapping[str, Any] | None) -> str:
-    """The speculative method; `eagle3` for an EAGLE head whose name says so, though its config says `eagle`."""
+    """The method of a --speculative-config; `eagle3` for an EAGLE head with 3 in its name, though it says `eagle`."""
     method = draft_method(config)
     return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
 
@@ -251,7 +251,7 @@ def predicts_itself(method: str) -> bool:
 
 
 def draft_name(config: Mapping[str, Any] | None) -> str:
-    """The draft checkpoint's name; empty where the method loads none."""
+    """The draft checkpoint's name in a --speculative-config; empty where its method loads none."""
     method = draft_method(config)
     if not config or method in _WITHOUT_MODEL or predicts_itself(method):
         return ""

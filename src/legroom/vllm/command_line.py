@@ -28,7 +28,7 @@ class CommandPart:
 
     @property
     def value(self) -> str:
-        """The value as written; "" for a switch."""
+        """The value as written, several joined by spaces; "" for a switch or a bare word."""
         return self.words[0].partition("=")[2] or " ".join(self.words[1:])
 
     @property

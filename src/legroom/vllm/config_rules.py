@@ -65,7 +65,7 @@ def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
 
 
 def _json_refusals(flag: str, class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
-    """The refusal of one key of a JSON flag that its config class does not have or accept."""
+    """A refusal where `fields` of the config class lack the `key` of a JSON flag, or forbid its value `item`."""
     rule = fields.get(key)
     if rule is None:
         near = ", ".join(sorted(fields)[:6])

@@ -197,7 +197,8 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Capture sizes up to `top` of full decode batches, `query_len` tokens a request (0.29+; for one token 0.31+)."""
+    """Capture sizes in tokens, up to `top`, of decode batches of up to max_num_seqs (at most `ceiling`) requests with
+    `query_len` tokens each (0.29+; for one token 0.31+)."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))

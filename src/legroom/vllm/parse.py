@@ -40,7 +40,7 @@ class FlagReader:
     positionals: list[str] = field(default_factory=list)
 
     def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
-        """Record a problem of a flag."""
+        """Record a problem of a flag; `instead`: the flag or value to write, if there is one."""
         self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:

@@ -124,7 +124,7 @@ def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _is_below(gpu: Gpu, needed: tuple[int, int]) -> bool:
-    """Whether an NVIDIA card is known to be below the compute capability."""
+    """Whether an NVIDIA card is known to be below the compute capability `needed`."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
 
 
@@ -235,7 +235,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
-    """The method of --quantization; None where it is empty or the method of the checkpoint overrides it."""
+    """The method of --quantization (`flag`); None if empty or overridden by the checkpoint's method (`declared`)."""
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
     takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
     return None if accepted == () or declared in _RENAMED or takes_any else flag or None
@@ -251,7 +251,7 @@ def _unknown_method(method: str, release: Release) -> Unsupported:
 
 
 def _on_unquantized(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where the method needs a quantized checkpoint and this one is not."""
+    """A reason where the method needs a quantized checkpoint and this one declares no method (`declared` None)."""
     known = quantization_method(method, release)
     if declared is not None or model.quantization is not None or known is None or known.of_plain == "online":
         return
@@ -287,7 +287,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """A reason where the release lacks the compressed-tensors scheme, or the card the compute capability for it."""
+    """A reason where the release lacks the compressed-tensors scheme, or the card's `capability` (75) is too low."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."
@@ -419,7 +419,7 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
 
 
 def _checkpoint_kind(declared: str, model: Model) -> str:
-    """The kind of checkpoint that `facts.config_classes` knows by this name."""
+    """The kind of checkpoint by which `facts.config_classes` lists accepted methods, from the `declared` method."""
     model_type = model.config.get("model_type")
     if declared == "fp8" and model_type == "deepseek_v4":
         return "deepseek_v4"

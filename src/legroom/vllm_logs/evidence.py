@@ -91,7 +91,7 @@ class LogPassage:
 
 
 def evidence_in(passage: LogPassage) -> list[Evidence]:
-    """The known messages that begin in the first line of a passage, without those that another one covers."""
+    """The known messages that begin in the first line of a passage, without those that say less than another there."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS].rstrip()
     # INFO messages have one line, and so has a word alone (a shell's `Killed`); errors may be wrapped or have several.
@@ -148,7 +148,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
 
 
 def _is_mention(role: Role, line: LogLine, start: int) -> bool:
-    """Whether a message is part of a sentence or a title, so that its line does not tell when it was printed."""
+    """Whether the message at column `start` of a line only mentions an event, in a sentence or title, and logs none."""
     if role == "milestone":
         return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
     return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)

@@ -100,7 +100,7 @@ class Scanner:
                 hits = finder.find(buffer, position, end)
 
     def _sampled_line_starts(self, buffer: bytes, end: int) -> set[int]:
-        """Starts of the first, middle and last line with each sampled mark, and of the first with one read once."""
+        """Offsets in buffer[:end] of the first, middle and last line with each sampled mark, and of a once-read one."""
         starts: set[int] = set()
         for mark in self._sampled:
             first = buffer.find(mark, 0, end)

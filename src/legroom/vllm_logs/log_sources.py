@@ -88,7 +88,7 @@ def _opened_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
-    """The stream's bytes, unpacked if `head` shows gzip or zstd; raises for other archives."""
+    """The bytes of `head`, already read, and of the rest in `stream`; gzip and zstd unpacked, other archives raise."""
     for magic, kind in _UNSUPPORTED_ARCHIVES.items():
         if head.startswith(magic):
             raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")
@@ -104,7 +104,7 @@ def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[
 
 
 def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
-    """Decompressed pieces, as far as a truncated file goes; LegroomError where nothing can be read."""
+    """Decompressed pieces, as far as a truncated file goes; LegroomError if none; `damaged`: the decoder's error."""
     pending: list[bytes] = []
     size = 0
     while True:
@@ -124,7 +124,7 @@ def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError
 
 
 def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
-    """(a decompressing reader, the name, the exception it raises); LegroomError without the zstandard package."""
+    """(a decompressing reader, `name`, its exception for damaged data); LegroomError without the zstandard package."""
     try:
         import zstandard
     except ImportError:

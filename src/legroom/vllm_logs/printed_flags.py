@@ -260,7 +260,7 @@ def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
 
 
 def _end_of_value(text: str, at: int) -> int | None:
-    """Index of the comma or bracket after a value; None where the text ends before."""
+    """Index of the comma or bracket after the value at index `at`; None where the text ends before."""
     depth, quote = 0, ""
     while at < len(text):
         char = text[at]

@@ -73,7 +73,7 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
 
 
 def static_files(runtime: str | None) -> dict[str, bytes]:
-    """The content of every file of the static page, by name; `runtime` as in `write_static`."""
+    """The content of every file of the static page, by name; `runtime`: path of Pyodide's npm package, or None."""
     python = with_bytecode({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}

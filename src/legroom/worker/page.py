@@ -76,7 +76,7 @@ class SharedGauges:
         }
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """Set the gauges; always True, as `TelemetryFolder.write` returns."""
+        """Set the gauges to the figures of this process; always True: there is no folder that could be removed."""
         for name, gauge in self._gauges.items():
             for labels, value in _values_by_device(memory, name).items():
                 gauge.labels(*labels).set(value)

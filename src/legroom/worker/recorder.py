@@ -53,7 +53,7 @@ _SHORT_FRAMES = 5
 
 
 class BlackBoxRecorder:
-    """One per process."""
+    """Writes the black boxes of one process."""
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class BlackBoxRecorder:
         self._recent.append(black_box.MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Records an allocation that failed; PyTorch's allocator calls this in the thread that asked for it."""
+        """Records a failed allocation: bytes wanted, free, and PyTorch's limit. PyTorch's allocator calls this."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = black_box.FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
@@ -140,7 +140,7 @@ class BlackBoxRecorder:
         free_bytes: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
-        """Writes a black-box file of memory, engine step and settings; after five of a process only those asked for."""
+        """Writes a black-box file of memory, engine step (by `frames`), settings; after five only those asked for."""
         with self._lock:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return

@@ -94,7 +94,7 @@ def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
 
 
 def _computed_tokens(cached: Any) -> dict[str, int | None]:
-    """Computed tokens by request: from one object with lists (0.10 on), or a list of objects."""
+    """Computed tokens by id of the step's `cached` requests: one object with lists (0.10+), or a list of objects."""
     names = getattr(cached, "req_ids", None)
     if names is not None:
         return dict(zip(map(str, names), cached.num_computed_tokens, strict=False))
@@ -136,7 +136,7 @@ def _request_facts(request: Any) -> _RequestFacts:
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
-    """Lengths and sampling parameters of a request in the V2 model runner's arrays."""
+    """Lengths and sampling parameters of the request `name` in the V2 model runner's arrays (`states`, `prompts`)."""
     index = states.req_id_to_index.get(name)
     if index is None:
         return _RequestFacts()

@@ -49,7 +49,7 @@ class TelemetryFolder:
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")))
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """Replace this process's figures; False if the folder was removed, True even where the disk is full."""
+        """Replace this process's figures by `memory`; False if the folder was removed, True even with a full disk."""
         path = self.path / f"{os.getpid()}.json"
         new = path.with_suffix(".new")
         try:

@@ -101,7 +101,7 @@ def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[A
 def _allocator_segment(
     segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool
 ) -> AllocatorSegment:
-    """One segment of a PyTorch memory snapshot; its blocks only on request."""
+    """One segment of a PyTorch memory snapshot, with its blocks on request; `graph_pool`: id of the graphs' pool."""
     blocks = segment.get("blocks", ())
     largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
     listed = (SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)

@@ -65,7 +65,7 @@ def split_words(text: str) -> list[str]:
 
 
 def env_with_places(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
-    """Variables with their places, for a script that is embedded in another text."""
+    """Variables with their places by `locate` (offset to place), for a script that is embedded in another text."""
     return {name: replace(word, place=word.place or locate(word.offset)) for name, word in env.items()}
 
 
@@ -143,7 +143,7 @@ class _Lexer:
         return finished
 
     def _after_heredoc(self, delimiter: str) -> int:
-        """The end of the closing line; the current position where there is none."""
+        """The end of the line that closes the here-document `delimiter`; the current position where there is none."""
         if self._ends is None:
             self._ends = {}
             for line in re.finditer(r"[^\n]+", self.text):

@@ -342,7 +342,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def unexplained_bytes(case: Case, fix: Fix) -> int:
-    """Bytes in use when a graph capture failed beyond the plan of that run; 0 up to 1 GiB, or where not printed."""
+    """Bytes in use at a failed graph capture beyond the plan before this fix; 0 up to 1 GiB, or where not printed."""
     if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
         return 0
     gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)

@@ -340,7 +340,7 @@ class FixPlanner:
         return None if is_full else made
 
     def _target_with(self, flags: Mapping[str, Any]) -> Target:
-        """The failed run's target with the model, the GPUs and the measured sizes that these flags leave."""
+        """The failed run's target after changing these flags: its model, GPUs and the measurements that stay valid."""
         from legroom.facts.model_sources import load
 
         assert self.failed_plan is not None
@@ -574,7 +574,7 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
 
 
 def _largest_prompt_chunk(record: BlackBox) -> int:
-    """Tokens whose log-probabilities are held at once; prompts are processed one after the other."""
+    """The most prompt tokens of one request whose log-probabilities the recorded step held at once."""
     tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
     frames = record.request.frames if record.request else ()
     return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens

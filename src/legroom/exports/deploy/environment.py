@@ -62,7 +62,7 @@ def allocator_objection(plan: PlanDocument, words: ServeCommand) -> str:
 
 
 def env_remarks(plan: PlanDocument, words: ServeCommand, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Comments about variables and allocator settings that are left out."""
+    """Comments about variables (of those `given`) and allocator settings that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
     remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
     broken = _why_broken(plan, words)

@@ -142,7 +142,7 @@ def requested_server(request: ExportRequest) -> ExportedServer:
 
 
 def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
-    """Adds the options that all deployment formats share."""
+    """Adds the options that all deployment formats share, --image only with `image`."""
     group.add_argument("--name", metavar="NAME", help="what the service is called (default: from the model)")
     group.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
     group.add_argument("--download-speed", metavar="SPEED", help="how fast they are downloaded once (default: 100MB/s)")
@@ -184,7 +184,8 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
 def planned_server(
     plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
 ) -> ExportedServer:
-    """The server of a plan, with the flags that determine memory written out."""
+    """The server of a plan, with the flags that determine memory written out; `secret_names`: further environment
+    variables that are read from a secret."""
     options = options or ServerOptions()
     release = plan.release
     words = _with_memory_flags(parse_command(plan.command, release), plan)
@@ -264,7 +265,7 @@ def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
 def host_needs_of(
     words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
-    """CPU cores and bytes of host memory that the server needs; `given`: its environment variables."""
+    """CPU cores and bytes of host memory that a server of `engines` on `gpus` in all needs; `given`: its variables."""
     args = parse_flags(words.words(), plan.release).args
     shares = plan.host.shares if plan.host else ()
     offloaded = sum(int(share["bytes"]) for share in shares if share["what"].startswith("offloaded weights"))

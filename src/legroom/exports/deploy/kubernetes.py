@@ -256,7 +256,7 @@ def scaler_manifest(server: ExportedServer, settings: pod.ClusterSettings, over:
 def _keda_scaled_object(
     server: ExportedServer, settings: pod.ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
-    """The KEDA ScaledObject with Prometheus triggers on waiting requests and KV cache use."""
+    """The KEDA ScaledObject of the workload `target`, with Prometheus triggers on waiting requests and KV cache use."""
     waiting, use = scaling_queries(server, settings)
     unchanged = {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"}
     queued = _keda_trigger("waiting", waiting, str(policy.waiting_target), settings)
@@ -283,7 +283,7 @@ def _keda_trigger(name: str, query: str, threshold: str, settings: pod.ClusterSe
 def _hpa(
     server: ExportedServer, settings: pod.ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
-    """An autoscaling/v2 HPA on two external metrics, requests waiting and KV cache use, as averages per replica."""
+    """An autoscaling/v2 HPA of the workload `target` on waiting requests and KV cache use, as averages per replica."""
     levels = {_WAITING_NAME: str(policy.waiting_target), _KV_NAME: f"{round(policy.kv_target_ratio * 1000)}m"}
     metrics: list[Any] = []
     for name, level in levels.items():

@@ -54,7 +54,7 @@ class UnitPlace:
 
 
 def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace | None = None) -> str:
-    """The text of the .service file; `folder` holds the vllm program, `place` its target and order."""
+    """The text of the .service file; `user`: runs it, `folder`: of the vllm program, `place`: target and order."""
     place = place or UnitPlace()
     sections = [_unit_section(server, place), _service_section(server, user, folder)]
     if place.starts_with_target:
@@ -133,7 +133,7 @@ def _exec_start(server: ExportedServer, folder: str) -> str:
 
 
 def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
-    """A unit for `legroom watch`, bound to the server's own."""
+    """A unit for `legroom watch`, run by `user` from the programs' `folder`, bound to the server's own unit."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)
     command = " ".join([program, *(quoted(word) for word in server.address.watch_words())])

@@ -159,7 +159,7 @@ def _threshold_steps(panel: Panel) -> Any:
 
 
 def _prometheus_query(expr: str, legend: str, ref: str, kind: str) -> Any:
-    """The SDK's builder for one query: a range for time series, instant for the other kinds of panel."""
+    """The SDK's builder for the PromQL `expr` (`ref`: its letter): a range for a time series panel, else instant."""
     from grafana_foundation_sdk.builders import prometheus
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 

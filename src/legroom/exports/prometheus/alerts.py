@@ -129,7 +129,7 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _down_query(up: str, levels: AlertLevels) -> str:
-    """PromQL of `up` series that are 0 and were 1, or existed, before the start limit: a first start is not down."""
+    """PromQL of series of the selector `up` that are 0, and were 1 or existed before the start limit."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
     return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
 
@@ -212,7 +212,7 @@ def _lowered_query(window: str) -> str:
 
 
 def _missing_series_query(job: str) -> str:
-    """PromQL of scraped servers without a series that alerts read, as other releases name some differently."""
+    """PromQL of servers of a scrape job without a series that alerts read, as other releases name some otherwise."""
     by_server = f"on ({_GROUP}, instance)"
     known = f"({record.RUNNING} and {record.KV_USE})"
     silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"

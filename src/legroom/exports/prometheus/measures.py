@@ -100,7 +100,7 @@ class Measures:
         return first_with_value(known, observed) if self.release is None else known
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
-        """PromQL: aggregation `how` of the series of `role`, or of `function` over a window of them."""
+        """PromQL: aggregation `how` of the series of `role` (with `suffix`), or of `function` over a window of them."""
         labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
@@ -177,12 +177,12 @@ BY_INSTANCE = "by (cluster, namespace, job, instance)"
 
 
 def latency_series(role: str, share: str) -> str:
-    """The name of the recorded series of a latency's percentile (`share`: "p50", "p99" ...)."""
+    """The name of the recorded series of the percentile `share` ("p50", "p99" ...) of the latency `role`."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{share}"
 
 
 def observation_series(role: str) -> str:
-    """The name of the recorded series that counts a latency's observations."""
+    """The name of the recorded series that counts the observations of the latency `role`."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}:count"
 
 
@@ -245,7 +245,7 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
 
 
 def _replaced_pods_query(seen: str) -> str:
-    """PromQL of how often a pod `seen` was recreated under its name with a new address, as LeaderWorkerSets do."""
+    """PromQL of how often a pod in the series `seen` came back under its name with a new address (LeaderWorkerSet)."""
     host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
     addresses = f"count by (cluster, namespace, job, pod, host) ({host})"
     again = f"(count by (cluster, namespace, job, pod) ({addresses}) > 1) - 1"

@@ -167,7 +167,7 @@ _CORRECTED = frozenset(
 
 
 def _shared_expert_width(config: Config, kind: str, width: int) -> int:
-    """The intermediate size of all shared experts together; 0 without shared experts."""
+    """The intermediate size of all shared experts of the model type `kind` together, each `width` wide; 0 without."""
     stated = _first_int(config, _SHARED_WIDTH)
     if kind == "llama4":
         return stated or width

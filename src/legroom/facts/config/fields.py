@@ -152,7 +152,7 @@ def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
-    """A whole number of the config, a list's largest, else `default`; LegroomError if missing or implausible."""
+    """The field as a whole number from `low` on, a list's largest, else `default`; LegroomError if missing or wrong."""
     value = text.get(name)
     if value is None:
         if default is not None:

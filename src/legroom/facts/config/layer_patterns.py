@@ -106,7 +106,7 @@ def _text_interval(text: Mapping[str, Any]) -> int | None:
 
 
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
-    """`sliding` layers as `full` where the config has no sliding_window."""
+    """The layers' kinds with `sliding` as `full` where the config has no sliding_window."""
     if text.get("sliding_window") is not None:
         return kinds
     return tuple("full" if kind == "sliding" else kind for kind in kinds)

@@ -15,7 +15,8 @@ PROCESSOR_KEY = "_processor"
 
 
 def media_items(row: Config, config: Config, *, patch: int, merge: int, image_size: int) -> tuple[MediaItem, ...]:
-    """The largest image, video and recording of a family (its towers.json `row`), with tokens and patches."""
+    """The largest image, video and recording of a family (its towers.json `row`), with tokens and patches; `patch`,
+    `image_size`: pixels of a side, `merge`: patches of a side that become one token."""
     specs = row.get("items") or {"image": {}}
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
@@ -135,7 +136,7 @@ class _Grid:
         return found if isinstance(found, Mapping) else {}
 
     def _max_pixels(self, kind: str) -> int:
-        """The most pixels the processor lets an item have; 0 where it states no limit."""
+        """The most pixels that the processor lets an image or video (`kind`) have; 0 where it states no limit."""
         processor = self._processor_config(kind)
         size = processor.get("size")
         edge = size.get("longest_edge") if isinstance(size, Mapping) else None

@@ -230,7 +230,7 @@ def _deepseek_v4_attention(text: Mapping[str, Any], index: int) -> LatentAttenti
 
 
 def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
-    """The attention of layer `index`: heads, head sizes, window or chunk, and biases."""
+    """The attention of layer `index` (`kind`: full, sliding or chunked): heads and their sizes, window, biases."""
     has_bias = bool(text.get("attention_bias"))
     states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
     biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")

@@ -37,7 +37,7 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """The scheme with DeepSeek-V4's 4-bit routed experts: vLLM's default where `expert_dtype` is not declared."""
+    """The scheme with 4-bit routed experts if `expert_dtype` of config or section is fp4, DeepSeek-V4's default."""
     default = "fp4" if config.get("model_type") == "deepseek_v4" else None
     if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype", default), section.get("expert_dtype")):
         return scheme
@@ -235,7 +235,7 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
-    """ModelOpt's MIXED_PRECISION by its list of layers; without one, FP8 is assumed for attention, NVFP4 elsewhere."""
+    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4; not for `ignored` modules."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):

@@ -88,7 +88,7 @@ class Admission:
         self._apply_limits()
 
     def reload(self, force: bool = False) -> None:
-        """Read the policy file again if it changed; a broken file is logged once and the old policy stays."""
+        """Read the policy file if it changed, or with `force`; a broken one is logged once and the old policy stays."""
         now_s = self.clock()
         if self.file.path is None or not (force or self.file.is_due(now_s)):
             return
@@ -121,7 +121,7 @@ class Admission:
         self.pool.resize(pool_limits, self.clock())
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
-        """Parse a request body and apply the policy's bounds; the request, or a refusal (any while draining)."""
+        """Parse a client's body and apply the policy's bounds; the request, or a refusal (of any while draining)."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
@@ -336,7 +336,7 @@ class Admission:
         return refusals.busy(reason, request.weight.tokens if request.weight else 0, free, self.pool.waiting, retry_s)
 
     def page(self, open_metrics: bool = False, **server: int | None) -> bytes:
-        """The guard's Prometheus series, with those of `_SERVER_SERIES` that are given and known."""
+        """The guard's series as Prometheus or OpenMetrics text; `server`: values by a name of `_SERVER_SERIES`."""
         size, pool = self.limits.block_size or 0, self.pool
         fails_open = not self.limits.known and self.policy.pool.when_unknown == "open"
         values: dict[str, tuple[str, float]] = {
@@ -378,7 +378,7 @@ class Admission:
         return text
 
     def native_flags_hint(self, version: str) -> str | None:
-        """A sentence with values for vLLM's own queue bounds; None where the release has none or they are set."""
+        """A sentence with values for the queue bounds of vLLM `version`; None where it has none or they are set."""
         try:
             queue, pool = self.policy.queue, self.policy.pool
             flags = native_flags(release(version), self.limits, queue.requests, pool.overcommit)

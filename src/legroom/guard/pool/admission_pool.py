@@ -273,7 +273,7 @@ class Pool:
         self._step_clock.add(steps, now_s)
 
     def retry_after_s(self, need: BlockNeed, now_s: float, has_waited: bool = False) -> int:
-        """Whole seconds, 1 to LONGEST_RETRY_S, until a refused request will likely fit; 2 where no rate is known."""
+        """Whole seconds until a refused request likely fits, behind the queue unless it `has_waited`; 2 if unknown."""
         limits, waits_s = self.limits, []
         if limits.blocks is not None:
             free = limits.blocks - self.held_blocks

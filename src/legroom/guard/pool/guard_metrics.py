@@ -34,7 +34,7 @@ class GuardMetrics:
         self._waits[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
 
     def page(self, values: Mapping[str, tuple[str, float]], labels: Mapping[str, str], open_metrics: bool) -> bytes:
-        """All series as Prometheus text. `values` are gauges, or counters where the name ends in `_total`."""
+        """All series as text, each with `labels`. `values`: (help, value) of gauges, or counters if named `_total`."""
         from prometheus_client import CollectorRegistry, exposition
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
         from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics

@@ -59,12 +59,12 @@ START_REQUESTED = "LEGROOM_RUN_START_REQUESTED"
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
-    """The kind of API body for a method and path; None where the request passes without admission."""
+    """The kind of API body for a method and path (below `root_path`); None where a request needs no admission."""
     return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path)) if method == "POST" else None
 
 
 def plain_path(path: str, root_path: str = "") -> str:
-    """A path without mount point, doubled or trailing slashes, and dot segments, as servers route it."""
+    """A path without mount point (`root_path`), doubled or trailing slashes and dot segments, as servers route it."""
     if root_path and path.startswith(root_path):
         path = path[len(root_path) :]
     path = _SLASHES.sub("/", path)

@@ -38,7 +38,7 @@ class PrefixChain(NamedTuple):
 
 
 def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
-    """The prefix hashes of a prompt of token ids; None where it fills no block or is no list of token ids."""
+    """At most `most_keys` prefix hashes, begun with `seed`, of a prompt's token ids; None if invalid or too short."""
     try:
         tokens = array("q", ids).tobytes()
     except (TypeError, ValueError, OverflowError):  # not token ids; the server refuses it
@@ -48,7 +48,7 @@ def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = M
 
 
 def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
-    """The prefix hashes of a prompt's text, in estimated blocks; None where it is too short."""
+    """At most `most_keys` prefix hashes, begun with `seed`, of a text in estimated blocks; None if it is too short."""
     characters = unit.characters
     # The last unit may end within a token or block, so it is not shared.
     chain = _hash_chain(text, characters, len(text) // characters - 1, seed, most_keys)

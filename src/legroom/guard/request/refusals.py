@@ -67,7 +67,7 @@ REASONS = (
 
 
 def bad_value(reason: str, message: str, param: str | None) -> Refusal:
-    """A 400 response for a request outside the policy's bounds; `param` names the request field."""
+    """A 400 response for a request outside the policy's bounds, counted under `reason`; `param` names its field."""
     return Refusal(400, reason, message, INVALID, param)
 
 
@@ -94,7 +94,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """A 429 response with Retry-After; `waiting` requests wait; `free_tokens` None: only sequences are limited."""
+    """A 429 response, counted as `reason`; `waiting`: queued requests, `free_tokens` None: only sequences limited."""
     why = "The server already runs as many sequences as it may"
     if free_tokens is not None:
         grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"

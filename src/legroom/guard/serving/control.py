@@ -46,7 +46,7 @@ def answer_control(
 
 
 def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
-    """The 401 answer to a request without the control token, 404 where none is set; None if it has the token."""
+    """(401, error) for an `authorization` header without the control token, 404 where none is set; None: it has it."""
     if token is None:
         return _error_response(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
     scheme, _, given = authorization.partition(b" ")

@@ -272,7 +272,7 @@ class Proxy(ClientServer):
         return answer if status == 200 else None
 
     def _server_values(self, server_page: bytes | None) -> dict[str, int | None]:
-        """The series on the upstream, with what its `legroom run` on this machine tells of its start."""
+        """The values of the guard's series about the upstream, by name: whether it answers, is restarted, and why."""
         url = self.options.upstream.shown
         if server_page is None:
             return {"upstream_up": 0, "upstream_under_way": int(run_under_way(url) is not None)}

@@ -177,7 +177,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
 
 
 def _blocks_per_engine(total: Any, engines: int) -> int | None:
-    """One engine's blocks of the sum that vLLM reports over its data-parallel engines (0.9+); None where unknown."""
+    """One engine's blocks of the `total` that vLLM reports over all data-parallel engines (0.9+); None if unknown."""
     return (_positive_int(total) or 0) // engines or None
 
 
@@ -282,7 +282,7 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values for vLLM's own queue bounds behind the guard, by flag, as far as `limits` tell; empty before 0.29."""
+    """Values of vLLM's own queue bounds, by flag, for the guard's `queue_requests` and `overcommit`; {} before 0.29."""
     # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
     # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):

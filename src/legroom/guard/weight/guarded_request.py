@@ -125,7 +125,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """The most tokens that all media may add: by 32 responses or more, else max_model_len or 4,096 for each."""
+    """The most tokens that all media may add, as learnt from 32 responses; before, max_model_len or 4,096 for each."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

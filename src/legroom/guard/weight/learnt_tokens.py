@@ -127,7 +127,7 @@ class ModelTokens:
         self.outputs = Quantiles()
 
     def bound(self, text_bytes: int, ascii_only: bool, messages: int) -> int:
-        """The most prompt tokens that this many UTF-8 bytes in so many chat messages can have."""
+        """The most prompt tokens that `text_bytes` of UTF-8 (or ASCII only) in so many chat messages can have."""
         return math.ceil(text_bytes * self.ratio(ascii_only)) + self.template_tokens(messages)
 
     def ratio(self, ascii_only: bool) -> float:
@@ -178,7 +178,7 @@ def prior_length(share: float, longest: int) -> int:
 
 
 def prior_quantiles(longest: int) -> tuple[int, ...]:
-    """Equally likely lengths of open-ended answers before any was seen."""
+    """Equally likely lengths, up to `longest` tokens, of open-ended answers before any was seen."""
     return tuple([prior_length(share, longest) for share in QUANTILES])
 
 
@@ -247,6 +247,6 @@ class AnswerLengths:
         return max(1, min(most, value))
 
     def observe(self, model: str, client: str, max_tokens: int | None, tokens: int) -> None:
-        """Learn the length in tokens of a complete answer, for its model and client."""
+        """Learn the length of a complete answer, for its model and client; `max_tokens`: the request's, or None."""
         for key in ((model, None), (model, client)):
             self._learnt.get_or_add(key).observe(max_tokens, tokens)

@@ -82,6 +82,6 @@ class MemoryCreep(Detector):
         return Condition(True, reason, numbers)
 
     def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Hours until the GPUs are full; None without a plan, or where more is used than it says they have."""
+        """Hours until memory growing by `line` from `bytes_now` fills the GPUs; None without a plan, or if beyond."""
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None

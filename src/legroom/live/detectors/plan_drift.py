@@ -72,7 +72,7 @@ class PlanDrift(Detector):
         return self._engine_condition(engine, self.plan, planned, window) if engine else None
 
     def _engine_condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
-        """Bad where the engine's KV pool in tokens differs from the plan by more than is tolerated."""
+        """Bad where the engine's KV pool in tokens differs from the `planned` ones by more than is tolerated."""
         tokens = _pool_tokens(engine) or 0
         deviation = tokens / planned - 1
         low, high = _tolerated_deviation(plan, self.levels)

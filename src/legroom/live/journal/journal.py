@@ -98,7 +98,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Opens an incident, at `time_s` or now; its id, or that of the one opened before with the same `key`."""
+        """Opens an incident of a detector's `kind`, at `time_s` or now; its id, or that of the one with this `key`."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
         columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
@@ -116,13 +116,13 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
-        """Adds a remark to an incident, at `time_s` or now."""
+        """Adds a remark, with figures in `detail`, to an incident, at `time_s` or now."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
-        """Closes an incident at `time_s` or now, unless it is closed already."""
+        """Closes an incident with a word for its `outcome`, at `time_s` or now, unless it is closed already."""
         update = "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL"
         with self._write_transaction() as db:
             db.execute(update, (self._given_or_now(time_s), masked(outcome), incident_id))
@@ -130,7 +130,7 @@ class Journal:
     def incidents(
         self, since_s: float | None = None, server: str | None = None, limit: int | None = None, open_only: bool = False
     ) -> tuple[Incident, ...]:
-        """Incidents that were open at or after `since_s`, newest first, without notes and actions."""
+        """Incidents of a server (None: of all) open at or after `since_s`, newest first, without notes and actions."""
         wanted = {
             "(closed_s IS NULL OR closed_s >= ?)": since_s,
             "server = ?": server,
@@ -154,7 +154,7 @@ class Journal:
             return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
-        """Records a planned action, before it begins, and returns its id."""
+        """Records a planned action `name` on a server `group` (with its incident, or None) before it begins; its id."""
         values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
         columns = 'incident_id, "group", name, state, begun_s, detail'
         with self._write_transaction() as db:
@@ -308,7 +308,7 @@ def is_damaged(error: BaseException | None) -> bool:
 
 
 def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
-    """The message and the hint for the user for an SQLite error."""
+    """(message, hint) for the user for an SQLite error."""
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith("SQLITE_FULL"):
         return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"

@@ -94,7 +94,7 @@ class PrometheusSource:
             self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """The PromQL queries for all values, for the time of each server's last scrape, and for `up`."""
+        """The PromQL queries (for all values, for the time of each server's last scrape, for `up`)."""
         return (
             self._values_query(self._matchers),
             f"timestamp({_selector(_timestamped_series(), self._matchers)})",

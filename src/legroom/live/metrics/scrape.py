@@ -65,7 +65,7 @@ async def scrape(
 async def scrape_result(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> ScrapeResult:
-    """Like `scrape`, but a failure is returned and not raised."""
+    """The sample in a server's /metrics, taken at `time_s` or now, or the ScrapeFailure where there is none."""
     try:
         return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:

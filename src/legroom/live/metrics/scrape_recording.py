@@ -208,7 +208,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 
 def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
-    """The result that one line records. Adds its new series to `numbered`, and updates the server's `last` values."""
+    """The result of one line; adds its series to `numbered`, updates `last` (values by server and series number)."""
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:

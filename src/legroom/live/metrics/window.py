@@ -95,7 +95,7 @@ class WindowStep:
     """Requests that vLLM's own queue limits rejected."""
 
     def total(self, field: str) -> float | None:
-        """The sum over the engines; None where none reports it."""
+        """The sum of a field of EngineStep over the engines; None where none reports it."""
         if len(self.engines) == 1:  # nearly always, in hundreds of calls per scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
@@ -279,18 +279,18 @@ class Window:
         return list(takewhile(lambda step: step.time_s > from_s, reversed(self.steps)))[::-1]
 
     def increase(self, field: str, seconds: float) -> float | None:
-        """A counter's increase over the last `seconds`; None where it is not reported."""
+        """The increase of a counter (`field` of EngineStep) over the last `seconds`; None where it is not reported."""
         grown = [value for step in self.recent(seconds) if (value := step.total(field)) is not None]
         return sum(grown) if grown else None
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
-        """A counter's increase per second over the last `seconds`; None where it is not reported."""
+        """The increase per second of a counter (`field` of EngineStep) over the last `seconds`; None: not reported."""
         grown = [(value, step.seconds) for step in self.recent(seconds) if (value := step.total(field)) is not None]
         spent_s = sum(step_s for _, step_s in grown)
         return sum(growth for growth, _ in grown) / spent_s if spent_s > 0 else None
 
     def histogram(self, field: str, seconds: float = 60.0) -> samples.Histogram | None:
-        """A histogram of the last `seconds`, summed over engines; None without observations."""
+        """The histogram `field` of EngineStep over the last `seconds`, summed over engines; None where it is empty."""
         total: samples.Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
@@ -300,7 +300,7 @@ class Window:
         return total
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """A histogram's quantile over the last `seconds` for each share (0.5: median); None without observations."""
+        """The quantile of the histogram `field` over the last `seconds` for each share (0.5: median); None if empty."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 

@@ -87,7 +87,7 @@ def _exists_in(part: MediaItem | LiveTensors, release: Release) -> bool:
 
 
 def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
-    """The item as large as the profile run builds it; `allowed`: the kinds of media that a prompt may hold."""
+    """The item as large as the profile run builds it; an "image" among the `allowed` media kinds shortens videos."""
     item = _with_processor_limits(item, settings)
     options = (settings.given.limit_mm_per_prompt or {}).get(item.kind)
     options = options if isinstance(options, Mapping) else {}

@@ -52,7 +52,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """The inputs of one LayerPeak."""
+    """What a layer's LayerPeak is computed from: hidden size, model family, anatomy and how the model runs."""
 
     hidden: int
     model_type: str
@@ -185,7 +185,8 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
 
 
 def _transformers_attention(at: Widths, query: int, key: int, projected: int, normed: int) -> LayerPeak:
-    """Live elements per token while the Transformers library rotates queries, then keys, out of place."""
+    """Live elements per token while Transformers rotates queries, then keys, out of place; `query`, `key`, `projected`
+    (qkv) and `normed`: elements per token of these tensors."""
     fit = constants()["eager"]
     if at.model_type in fit["norms_after_rotation"]:
         # These norms write q and k in an order that attention has to copy.
@@ -232,7 +233,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
-    """Live elements per token while the first Mamba-2 layer tunes its kernels, which later starts find cached."""
+    """Live elements per token while the first Mamba-2 layer (of `hidden` inputs) tunes its kernels on a first start."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 

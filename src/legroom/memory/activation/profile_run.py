@@ -142,7 +142,7 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
-    """Bytes of fragmentation charged as activation up to 0.6.3, which kept torch's cache while measuring; then 0."""
+    """Bytes of fragmentation charged beside a `peak` up to 0.6.3, which kept torch's cache while measuring; then 0."""
     if settings.release.at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
@@ -209,7 +209,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """(a model of the layers that draft after this one, or None; hidden states per token that live beside them)."""
+    """(the draft model or MTP layers as a model, None without one; hidden states per token kept for it meanwhile)."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))

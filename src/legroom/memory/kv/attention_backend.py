@@ -131,7 +131,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
 def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
-    """The block size at which an attention page holds `state_bytes` (hybrid models, 0.10+), else `block_size`."""
+    """The tokens of an attention page, `token_bytes` each, that holds `state_bytes` (hybrids); else `block_size`."""
     if settings.release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)

@@ -140,7 +140,7 @@ def _latent_beside_window(specs: Specs) -> bool:
 
 
 def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
-    """The spec with pages of `largest` bytes, by a larger block or padding; raises UnsupportedCache otherwise."""
+    """The spec of layer `name` with pages of `largest` bytes, by a larger block or padding; else UnsupportedCache."""
     page = spec.page_bytes
     if page == largest:
         return spec

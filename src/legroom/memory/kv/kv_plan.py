@@ -99,7 +99,7 @@ def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: S
 
 
 def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
-    """As `kv_plan`, for a shape that is known: the bytes of each pipeline stage divided into blocks, and the checks."""
+    """The KV cache of this shape, and the first check that fails; `available_bytes`: for KV on each pipeline stage."""
     if shape.is_empty or shape.unsupported is not None:
         text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
         failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
@@ -208,7 +208,7 @@ def _failed_check(
 
 
 def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
-    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; None where it starts."""
+    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; else None. `available`: KV bytes."""
     tightest = min(range(len(available)), key=lambda stage: available[stage])
     needed = shape.needed_bytes(settings.max_model_len, tightest)
     if blocks <= 0:

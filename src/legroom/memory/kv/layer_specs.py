@@ -270,7 +270,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """(states that a request holds whatever its length, whether each block of its tokens adds one: prefix caching)."""
+    """(states that a request holds at any length, whether each block of tokens adds one); `mode`: mamba_cache_mode."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):

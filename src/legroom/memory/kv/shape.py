@@ -125,15 +125,15 @@ class KvShape:
     """Some layer has a recurrent state."""
 
     def blocks(self, length: int, stage: int = 0) -> int:
-        """Blocks of one request of `length` tokens, over all groups."""
+        """Blocks of one request of `length` tokens on a pipeline stage, over all groups."""
         return demanded(self.stages[stage].blocks, length)
 
     def needed_bytes(self, length: int, stage: int = 0) -> int:
-        """Bytes of one request of `length` tokens in the release's length check."""
+        """Bytes of one request of `length` tokens in the release's length check of a pipeline stage."""
         return demanded(self.stages[stage].needed, length)
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
-        """The longest request that passes the release's length check, up to `limit`; 0 where none does."""
+        """The longest request that passes the length check of a pipeline stage, up to `limit`; 0 where none does."""
         demand = self.stages[stage].needed
 
         def longest() -> int:
@@ -178,7 +178,8 @@ def shape_of_specs(
     hybrid_off: bool = False,
     packed: bool = False,
 ) -> KvShape:
-    """The V1 engine's KV cache for the specs of every stage, `size` tokens a block; flags as in `cache_groups`."""
+    """The V1 engine's KV cache of each stage's specs by layer name; `size`: tokens per block, `shards`:
+    context-parallel ranks, `hybrid_off`: --disable-hybrid-kv-cache-manager, `packed`: blocks mix page sizes."""
     now = era(release.version, "V1")
     empty = not any(specs)
     states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())

@@ -240,7 +240,7 @@ class StateSpec(CacheSpec):
 
 
 def align_page(token_bytes: int, states: int, alignment: int) -> int | None:
-    """Bytes of a page of `states` rows of `token_bytes`, rounded up to `alignment`; None where they are a multiple."""
+    """Bytes of a page (`states` x `token_bytes`) padded to a multiple of `alignment`; None if it needs no padding."""
     page = token_bytes * states
     padded = round_up(page, alignment)
     return padded if padded != page else None

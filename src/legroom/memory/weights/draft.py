@@ -32,7 +32,7 @@ def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks, token
 
 
 def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """The modules of an EAGLE head; without its config, of one dense layer of the target's width."""
+    """The modules of a head of `method` eagle or eagle3; without its config of one dense layer like the target's."""
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else (_with_dense_feedforward(model.layers[-1], model),)

@@ -17,7 +17,7 @@ def _layer_input_width(config: Mapping[str, Any]) -> int:
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """The modules of single families outside the layers, such as per-layer embeddings; else none."""
+    """The modules on one of `tp` ranks that single families have outside the layers, such as per-layer embeddings."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(config_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
@@ -42,7 +42,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
-    """DeepSeek-V4's hyper-connections, before attention and before the experts; empty without `hc_mult`."""
+    """DeepSeek-V4's hyper-connections of a layer (`hidden`: its width), one per sublayer; empty without `hc_mult`."""
     copies = config_number(config, "hc_mult")
     if not copies:
         return []

@@ -15,7 +15,7 @@ from legroom.vllm.traits import built_encoders, replicates_encoders
 
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
-    """The parameters of one norm; none for families with parameter-free norms."""
+    """The module `name` of one norm of `size` values, counted with `part`; none if the family's norms lack weights."""
     return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
@@ -306,7 +306,8 @@ def _experts(block: facts.Experts, anatomy: Anatomy, ranks: Ranks) -> list[Modul
 
 
 def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
-    """The routed experts, `work` wide: whole ones with expert parallelism (as many as on the first rank), or slices."""
+    """One rank's routed experts: whole ones with expert parallelism (as on the first rank), else a slice of each;
+    `work`: their input and output size."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts + ranks.redundant_experts, ranks.expert) if spread else block.num_experts
     width = block.intermediate_size

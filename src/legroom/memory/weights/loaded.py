@@ -129,7 +129,7 @@ _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 def _weights_figure(
     model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], uncertain: tuple[int, int]
 ) -> Figure:
-    """The weights, exact, or estimated where the config leaves something open; `uncertain`: bytes (fewer, more)."""
+    """The weights (`total` bytes), exact, or estimated if the config is unclear; `uncertain`: bytes (fewer, more)."""
     saving, extra = uncertain
     share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:
@@ -195,7 +195,7 @@ def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
 
 
 def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) -> str:
-    """Why the loading peak is `above` bytes higher than the weights; empty below 1 MiB."""
+    """Why the loading peak, with `staged` bytes of a file, is `above` bytes above the weights; empty below 1 MiB."""
     if above < MIB:
         return ""
     if any(each.storage.freed_last for each in stored):
@@ -352,7 +352,7 @@ def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> 
 def _replay(
     allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
-    """Replays allocations (bytes) and frees (~index into `blocks`); `freed_last` collects frees instead."""
+    """Replays allocations (bytes), appended to `blocks`, and frees (~index there; kept in `freed_last` if given)."""
     allocate, free = allocator.allocate, allocator.free
     for step in steps:
         if step >= 0:

@@ -35,7 +35,7 @@ class Module:
 
 
 def projection(name: str, outputs: int, inputs: int, bias: bool = False, **more: Any) -> Module:
-    """A quantizable matrix of an attention or recurrent layer."""
+    """A quantizable matrix (`outputs` x `inputs`) of an attention or recurrent layer; `more`: fields of Module."""
     return Module("attention", name, outputs, inputs, bias, quantizable=True, **more)
 
 
@@ -53,7 +53,7 @@ class Ranks:
 
 
 def share(total: int, ranks: int, what: str, sizes: str = "--tensor-parallel-size") -> int:
-    """`total` divided by `ranks`; LegroomError, naming `what`, where it does not divide, as vLLM asserts."""
+    """`total` divided by `ranks`; where it does not divide a LegroomError that names `what` and the flags `sizes`."""
     if total % ranks:
         hint = f"use a {sizes} that divides {total}"
         raise LegroomError(f"{what} {total} does not divide over {ranks} GPUs ({sizes})", hint)

@@ -180,7 +180,7 @@ class Schemes:
         return main if main.targets and any(patterns(main.targets).match(name) for name in names) else None
 
     def _names(self, module: Module, layer: int) -> list[str]:
-        """The checkpoint's names of this module: with the family's path, by its own name and by its fused parts."""
+        """The checkpoint's names of a layer's module: with the family's path, by its own name and its fused parts."""
         head, _, rest = module.name.partition(".")
         path = {
             "self_attn": self._anatomy.attention_path,

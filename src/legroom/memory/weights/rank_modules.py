@@ -318,7 +318,7 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
-    """The modules of a layer on one rank; `scalars`: scales per attention, `norms`: None for the usual number."""
+    """The modules of a layer on one rank; `scalars`: KV scales per attention, `norms`: None for the family's."""
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
     extras = layer_extras(build.model.config, hidden, ranks.tensor, is_hybrid=bool(layer.also))

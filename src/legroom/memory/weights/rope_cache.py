@@ -98,7 +98,7 @@ def _rope_table(
 
 
 def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int, anatomy: Anatomy) -> int:
-    """The number of rotated dimensions of a head, from the config or the model family."""
+    """How many of a head's dimensions are rotated, by the layer's rope parameters, the config or the family."""
     for name in ("rotary_dim", "rope_dim"):
         stated = rope.get(name) or config.get(name)
         if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated <= head_dim:

@@ -110,7 +110,7 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
 
 
 def _with_bias(stored: Storage, bias: tuple[int, ...]) -> Storage:
-    """Append a bias, which repacking does not change, to the loaded tensors."""
+    """The storage with tensors of the `bias` sizes after the loaded ones; repacking leaves them as they are."""
     count, more = len(stored.loaded), len(bias)
     steps = tuple(step - more if step < 0 and ~step >= count else step for step in stored.after)
     return Storage(stored.loaded + bias, steps, stored.layer_by_layer, stored.freed_last)
@@ -152,7 +152,7 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
 
 
 def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
-    """Steps by which 0.19+ unpacks weights (0) and zeros (1) to 32 bits a value and packs them again, as 7 and 13."""
+    """Allocations and frees by which 0.19+ unpacks AWQ tensors of these bytes to 32 bits a value and repacks them."""
     wide, wide_zeros = 8 * weight, 8 * zeros
     weights = (wide, wide, ~3, wide, ~4, wide, weight, ~6)
     points = (wide_zeros, wide_zeros, ~8, wide_zeros, ~9, wide_zeros, ~10, wide_zeros, zeros, ~12)
@@ -160,13 +160,14 @@ def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
 
 
 def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Allocations and frees that repack weights, zero points and scales for Marlin after `_awq_to_standard`."""
+    """Allocations and frees after `_awq_to_standard` that repack tensors of these bytes for Marlin."""
     wide_zeros = 8 * zeros
     return (wide_zeros, wide_zeros, ~14, wide_zeros, ~15, zeros, ~16, ~13, weight, ~7, scales, ~2)
 
 
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Allocations and frees that repack for Machete, which keeps zero points as 16-bit numbers times the scales."""
+    """Allocations and frees after `_awq_to_standard` that repack tensors of these bytes for Machete, which stores zero
+    points as 16-bit numbers times the scales."""
     return (weight, weight, ~14, ~7, 8 * zeros, scales, scales, scales, ~18, ~17, ~16, ~13)
 
 
@@ -177,7 +178,7 @@ def _uses_machete(module: Module, scheme: Quantization, context: StorageContext)
 
 
 def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """GPTQ's tensors: as AWQ, and each input channel's group, which Marlin drops without act-order."""
+    """GPTQ's packed weights, zero points, scales and group of each input, which Marlin drops without act-order."""
     groups = _groups(module, scheme)
     if scheme.act_order and module.whole_inputs and scheme.group_size:
         groups = cdiv(module.whole_inputs, scheme.group_size)

@@ -149,14 +149,14 @@ def pack(request: PackRequest) -> PackResult:
 def _fullest_shift(
     problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
-    """Use of a card in the shift (servers awake together) that leaves it the least headroom."""
+    """Use of a card in the shift (servers awake together) with the least headroom; `pools`: KV bytes by server."""
     here = servers_on(card, placement, needs)
     uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
 
 
 def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
-    """Memory that a card's awake and sleeping servers take in one shift (servers awake together)."""
+    """Memory that a card's awake and sleeping servers take in one shift; `pools`: KV cache bytes by server."""
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
     held = tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake)
@@ -172,7 +172,7 @@ def _planned_beside_all(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned with all neighbours at their peak, as if it started last; `sleeps`: with sleep mode on."""
+    """One server planned with all neighbours at their peak, as if started last; `pools`: KV bytes by server."""
     name = needs.server.name
     cards = placement[name]
     uses = (
@@ -195,7 +195,7 @@ def _planned_beside_all(
 
 
 def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:
-    """The flags that give a server a KV cache of this size on a card where its neighbours hold `beside_bytes`."""
+    """The flags that give a server a KV cache of `pool_bytes` on a card where its neighbours hold `beside_bytes`."""
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes

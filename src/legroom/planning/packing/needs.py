@@ -96,7 +96,7 @@ class ServerNeeds:
     asleep_bytes: int = 0
 
     def footprint_bytes(self, pool_bytes: int) -> int:
-        """Peak memory on the card with a KV cache of this size, during start-up and serving."""
+        """Peak memory on the card, in start-up and serving, with a KV cache of `pool_bytes`."""
         return max(self.fixed_bytes + pool_bytes, self.starting_bytes, self.requested_bytes + pool_bytes)
 
     @property

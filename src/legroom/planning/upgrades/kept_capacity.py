@@ -36,8 +36,8 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """No change if it keeps `old`'s requests and starts, else the first that also keeps its free memory, else one that
-    keeps the requests alone, else the flags that a search finds, else the most requests."""
+    """The command for the new release: unchanged if it starts and holds `old`'s requests, else with the first changed
+    flags that also keep its free memory, else that hold the requests, else searched ones, else the most requests."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]

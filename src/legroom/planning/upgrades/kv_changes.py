@@ -261,7 +261,7 @@ def _part_difference_text(first: _Part, last: _Part) -> str:
 
 
 def _size_text(part: _Part) -> str:
-    """The size of a part without its sign, and how it was computed where that is known."""
+    """The absolute size of a part of the memory budget, such as `1.5 GiB`, and how it was computed where known."""
     size = human_bytes(abs(part.bytes))
     return f"{size}, {part.how}" if part.how else size
 

@@ -73,7 +73,7 @@ def _nvidia_smi(field: str) -> str:
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
-    """Name, versions and memory of the card, and the bytes of a CUDA context, without `used_before` of others."""
+    """Name, versions and memory of the card, and bytes of a CUDA context: what is used now beyond `used_before`."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     return {
@@ -121,7 +121,7 @@ def _copy_rates(torch: Any) -> dict[str, Any]:
 
 
 def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
-    """Bytes per second of copies from one tensor into the other, after a first copy that is not timed."""
+    """Bytes per second of copies from the tensor `origin` into `target`, after a first copy that is not timed."""
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()

@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _start_tiny_model(ranks: int, results: str) -> None:
-    """Starts vLLM on `ranks` GPUs with a tiny model, whose workers record their profile; `results`: gets versions."""
+    """Starts vLLM on `ranks` GPUs with a tiny model, whose workers record their profile in the file `results`."""
     vllm = importlib.import_module("vllm")
     torch = importlib.import_module("torch")
     nvml_total = _total_bytes()

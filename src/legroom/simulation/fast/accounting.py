@@ -1,12 +1,12 @@
 """Totals and samples of a step, the seconds that steps take, and the number of steps until the next event."""
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-any-return"
 
 from legroom.simulation.fast.jit import compilable
-from legroom.simulation.fast.rows import MAX_SAMPLES, NONE
+from legroom.simulation.fast.rows import MAX_SAMPLES, NONE, Rules, Sim, StepCost
 
 
 @compilable
-def double_sample_width(sim):
+def double_sample_width(sim: Sim) -> None:
     """Merge neighbouring samples, so that each covers twice as many steps."""
     state, samples = sim.state[0], sim.samples
     half = MAX_SAMPLES // 2
@@ -23,7 +23,7 @@ def double_sample_width(sim):
 
 
 @compilable
-def sample(sim, first_step, steps, used):
+def sample(sim: Sim, first_step: int, steps: int, used: int) -> None:
     """Add `steps` steps from `first_step` on, in which `used` blocks are in use, to the samples that cover them."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
@@ -38,8 +38,8 @@ def sample(sim, first_step, steps, used):
 
 
 @compilable
-def record_step(sim, rules):
-    """Add the step just run to the replay's totals: tokens, blocks, running and waiting requests."""
+def record_step(sim: Sim, rules: Rules) -> None:
+    """Add the step just run to the totals in `sim.state`: tokens, blocks, running and waiting requests."""
     state = sim.state[0]
     used = rules.usable_blocks - state.free_uncached - state.free_cached
     state.steps += 1
@@ -52,7 +52,7 @@ def record_step(sim, rules):
 
 
 @compilable
-def record_decode_steps(sim, rules, steps):
+def record_decode_steps(sim: Sim, rules: Rules, steps: int) -> None:
     """Add the next `steps` decode-only steps to the totals: a token per request, and the blocks that they need."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_running
@@ -73,19 +73,19 @@ def record_decode_steps(sim, rules, steps):
 
 
 @compilable
-def expert_read_seconds(cost, tokens):
+def expert_read_seconds(cost: StepCost, tokens: float) -> float:
     """Seconds to read the weights of the experts that any of `tokens` tokens is routed to."""
     return cost.experts * (1.0 - cost.idle**tokens**cost.choice_exponent)
 
 
 @compilable
-def kv_read_seconds(cost, stored, running):
+def kv_read_seconds(cost: StepCost, stored: float, running: float) -> float:
     """Seconds to read the KV cache: `stored` tokens, with sliding-window layers capped at `running` windows."""
     return cost.kv_token * stored + cost.window_token * min(stored, cost.window * running)
 
 
 @compilable
-def min_host_seconds(cost, tokens, running):
+def min_host_seconds(cost: StepCost, tokens: float, running: float) -> float:
     """The least seconds of a step of `tokens` tokens for `running` requests: the host must launch its kernels."""
     if tokens <= running:
         return cost.host + cost.host_request * running
@@ -93,7 +93,7 @@ def min_host_seconds(cost, tokens, running):
 
 
 @compilable
-def step_seconds(cost, tokens, stored, running):
+def step_seconds(cost: StepCost, tokens: float, stored: float, running: float) -> float:
     """Seconds of a step with `tokens` new and `stored` cached tokens of `running` requests, at least the host's."""
     compute = cost.token * tokens
     if tokens > running > 0:
@@ -106,7 +106,7 @@ def step_seconds(cost, tokens, stored, running):
 
 
 @compilable
-def decode_steps_seconds(cost, running, stored, steps):
+def decode_steps_seconds(cost: StepCost, running: float, stored: float, steps: int) -> float:
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
     overhead = cost.overhead + (cost.request + cost.exchange) * running + expert_read_seconds(cost, running)
     # The part that does not grow with the cache: computing, or the host where it is slower than that.
@@ -122,7 +122,7 @@ def decode_steps_seconds(cost, running, stored, steps):
 
 
 @compilable
-def slower_of_steps_seconds(even, read, growth, steps):
+def slower_of_steps_seconds(even: float, read: float, growth: float, steps: int) -> float:
     """Seconds of `steps` steps, of which step i (from 0) takes the longer of `even` and `read + i * growth`."""
     turn = -1.0
     if even > read:
@@ -135,7 +135,7 @@ def slower_of_steps_seconds(even, read, growth, steps):
 
 
 @compilable
-def steps_until_pool_full(sim, rules, max_steps):
+def steps_until_pool_full(sim: Sim, rules: Rules, max_steps: int) -> int:
     """Steps that the decoding requests can take until the pool has no free block; at most `max_steps`."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     free = state.free_uncached + state.free_cached
@@ -153,7 +153,7 @@ def steps_until_pool_full(sim, rules, max_steps):
 
 
 @compilable
-def steps_until_arrival(sim, rules, cost, max_steps):
+def steps_until_arrival(sim: Sim, rules: Rules, cost: StepCost, max_steps: int) -> int:
     """Decode steps that start before the next request arrives; at most `max_steps`."""
     state = sim.state[0]
     if state.next_arrival >= rules.num_requests:

@@ -47,7 +47,7 @@ class _ContentStreams:
         return self.streams.setdefault(content, len(self.trace.prefix_names) + len(self.streams))
 
     def prefix_token(self, group: int, place: int) -> int:
-        """The token id at one position of a prefix group."""
+        """The token id at position `place` of a prefix group."""
         known = self.prefix_tokens.get(group, [])
         if place >= len(known):
             parts = self.trace.prefix_segments(group, 2 * place + 16)
@@ -170,7 +170,7 @@ class FastReplay:
             rows.fill(self.sim.requests, "state", states, use_numba)
 
     def _initial_sim(self, contents: dict[str, list[int]]) -> rows.Sim:
-        """The kernel's tables before the first step: all blocks free, no request scheduled."""
+        """The kernel's tables before the first step, all blocks free; `contents`: columns of the requests by name."""
         rules, numba, parents = self.rules, self.use_numba, self.trace.prefix_parents
         seqs = rules.max_num_seqs + 1
         longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))

@@ -4,14 +4,16 @@ A cell is a span of blocks of one stream of content, an extent one copy of a cel
 requests need a part of them. The free queue is `state.free_uncached` blocks without content, then a linked list of
 extents that no running request holds, each with its last block first.
 """
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-any-return"
+
+from typing import Any
 
 from legroom.simulation.fast.jit import compilable
-from legroom.simulation.fast.rows import ALL_BLOCKS, NONE
+from legroom.simulation.fast.rows import ALL_BLOCKS, NONE, Rules, Sim
 
 
 @compilable
-def link_after(extents, place, extent):
+def link_after(extents: Any, place: int, extent: int) -> None:
     """Insert an extent (a run of blocks) into the free queue behind the extent `place`."""
     following = extents[place].after
     extents[place].after = extent
@@ -21,7 +23,7 @@ def link_after(extents, place, extent):
 
 
 @compilable
-def unlink(extents, extent):
+def unlink(extents: Any, extent: int) -> None:
     """Remove an extent (a run of blocks) from the free queue."""
     before, after = extents[extent].before, extents[extent].after
     extents[before].after = after
@@ -29,7 +31,7 @@ def unlink(extents, extent):
 
 
 @compilable
-def content_at(sim, rules, r, k):
+def content_at(sim: Sim, rules: Rules, r: int, k: int) -> tuple[int, int]:
     """(The number of the token stream that fills block `k` of request `r`, the block at which `r` leaves it)."""
     request, streams = sim.requests[r], sim.streams
     if k >= request.prefix_blocks:
@@ -45,7 +47,7 @@ def content_at(sim, rules, r, k):
 
 
 @compilable
-def add_cell(sim, stream, start, end, previous):
+def add_cell(sim: Sim, stream: int, start: int, end: int, previous: int) -> int:
     """Add a cell, cached blocks `start` to `end` of a token stream, behind cell `previous` (0: first); its number."""
     state, cells = sim.state[0], sim.cells
     cell = state.spare_cell
@@ -63,8 +65,8 @@ def add_cell(sim, stream, start, end, previous):
 
 
 @compilable
-def add_copy(sim, cell, refs):
-    """Add an extent, one copy in the pool of a cell's blocks, with `refs` references; lookups find the oldest copy."""
+def add_copy(sim: Sim, cell: int, refs: int) -> int:
+    """Add an extent, one more copy in the pool of a cell's blocks, with `refs` references; returns its number."""
     state, extents, last = sim.state[0], sim.extents, sim.cells[cell].last_copy
     extent = state.spare_extent
     state.spare_extent = extents[extent].after
@@ -79,7 +81,7 @@ def add_copy(sim, cell, refs):
 
 
 @compilable
-def drop_copy(sim, extent):
+def drop_copy(sim: Sim, extent: int) -> None:
     """Evict an extent, one copy of a cell's blocks, from the free queue and the prefix cache."""
     state, extents, cells, cell = sim.state[0], sim.extents, sim.cells, sim.extents[extent].cell
     unlink(extents, extent)
@@ -106,7 +108,7 @@ def drop_copy(sim, extent):
 
 
 @compilable
-def split_cell(sim, cell, at):
+def split_cell(sim: Sim, cell: int, at: int) -> None:
     """Split a cell (cached blocks) and its extents (copies) at block `at`; the later parts keep their numbers."""
     cells, extents = sim.cells, sim.extents
     later = add_cell(sim, cells[cell].stream, at, cells[cell].end, cell)
@@ -125,7 +127,7 @@ def split_cell(sim, cell, at):
 
 
 @compilable
-def push_hold(sim, r, extent, start):
+def push_hold(sim: Sim, r: int, extent: int, start: int) -> None:
     """Record that request `r` holds the blocks of an extent, from the request's block `start` on."""
     state, request, holds = sim.state[0], sim.requests[r], sim.holds
     hold = state.spare_hold
@@ -138,8 +140,8 @@ def push_hold(sim, r, extent, start):
 
 
 @compilable
-def take_free_blocks(sim, count):
-    """Take blocks from the front of the free queue: uncached ones first, then the least recently used."""
+def take_free_blocks(sim: Sim, count: int) -> None:
+    """Take `count` blocks off the free queue, uncached ones first, then the least recently used; returns nothing."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     blank = min(count, state.free_uncached)
     state.free_uncached -= blank
@@ -160,7 +162,7 @@ def take_free_blocks(sim, count):
 
 
 @compilable
-def find_cache_hit(sim, rules, r):
+def find_cache_hit(sim: Sim, rules: Rules, r: int) -> tuple[int, int]:
     """(Cached blocks from the start of request `r`, how many of them running requests hold); extents in `sim.hits`."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     most = (sim.requests[r].tokens - 1) // rules.block_size
@@ -183,7 +185,7 @@ def find_cache_hit(sim, rules, r):
 
 
 @compilable
-def hold_cached_blocks(sim, r, hit):
+def hold_cached_blocks(sim: Sim, r: int, hit: int) -> None:
     """Add request `r`'s references to the `hit` cached blocks that `find_cache_hit` left in `sim.hits`."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     for i in range(state.num_hits):
@@ -199,8 +201,8 @@ def hold_cached_blocks(sim, r, hit):
 
 
 @compilable
-def cache_blocks(sim, rules, r, blocks):
-    """Add the first `blocks` blocks of a request to the prefix cache."""
+def cache_blocks(sim: Sim, rules: Rules, r: int, blocks: int) -> None:
+    """Add the first `blocks` blocks of request `r` to the prefix cache."""
     request, cells, extents = sim.requests[r], sim.cells, sim.extents
     k = request.cached
     while k < blocks:
@@ -233,7 +235,7 @@ def cache_blocks(sim, rules, r, blocks):
 
 
 @compilable
-def free_blocks(sim, rules, r, cached_blocks):
+def free_blocks(sim: Sim, rules: Rules, r: int, cached_blocks: int) -> None:
     """Free every block of request `r`, the last first; its first `cached_blocks` stay in the prefix cache."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     # Content that no other request has is added to the cache here: nobody could have found it before.

@@ -1,13 +1,15 @@
 """The waiting queue, the running list and the order of finishing, as lists over rows."""
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-any-return"
+
+from typing import Any
 
 from legroom.simulation.fast.jit import compilable
-from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED
+from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED, Rules, Sim
 
 
 @compilable
-def enqueue(sim, rules, r, is_preempted):
-    """Queue a request: last, first if it was preempted, or by priority."""
+def enqueue(sim: Sim, rules: Rules, r: int, is_preempted: bool) -> None:
+    """Queue request number `r`: last, first if it was preempted, or by priority."""
     state, requests = sim.state[0], sim.requests
     if not rules.by_priority:
         # A ring buffer.
@@ -29,7 +31,7 @@ def enqueue(sim, rules, r, is_preempted):
 
 
 @compilable
-def peek_waiting(sim, rules):
+def peek_waiting(sim: Sim, rules: Rules) -> int:
     """The number of the request to be admitted next, left in the queue."""
     state, requests = sim.state[0], sim.requests
     if rules.by_priority:
@@ -38,8 +40,8 @@ def peek_waiting(sim, rules):
 
 
 @compilable
-def pop_waiting(sim, rules):
-    """Remove the request that `peek_waiting` returns from the queue."""
+def pop_waiting(sim: Sim, rules: Rules) -> None:
+    """Remove the next request to be admitted from the queue; returns nothing."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:
@@ -60,8 +62,8 @@ def pop_waiting(sim, rules):
 
 
 @compilable
-def remove_running(sim, r):
-    """Remove a request from the running list, which is ordered by rank."""
+def remove_running(sim: Sim, r: int) -> None:
+    """Remove request number `r` from the running list, which is ordered by rank."""
     state, requests, running = sim.state[0], sim.requests, sim.running
     size, rank = state.num_running, requests[r].rank
     low, high = 0, size
@@ -76,14 +78,14 @@ def remove_running(sim, r):
 
 
 @compilable
-def last_step(sim, r):
+def last_step(sim: Sim, r: int) -> int:
     """The step number in which the decoding request `r` samples its last token."""
     request = sim.requests[r]
     return request.total - 2 - request.step_offset
 
 
 @compilable
-def finish_index(sim, r):
+def finish_index(sim: Sim, r: int) -> int:
     """Index of `r` in `finish_order`: the latest finish first, of equals the last in running order first."""
     requests, finish_order = sim.requests, sim.finish_order
     step, rank = requests[r].total - 2 - requests[r].step_offset, requests[r].rank
@@ -100,7 +102,7 @@ def finish_index(sim, r):
 
 
 @compilable
-def start_decoding(sim, rules, r, base):
+def start_decoding(sim: Sim, rules: Rules, r: int, base: int) -> None:
     """Let `r` decode from the next step on; `base` (its `step_offset`): computed tokens less the step number."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     decodes = state.num_decodes
@@ -118,7 +120,7 @@ def start_decoding(sim, rules, r, base):
 
 
 @compilable
-def stop_decoding(sim, rules, r):
+def stop_decoding(sim: Sim, rules: Rules, r: int) -> None:
     """Remove `r` from the requests that decode."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     place, decodes = finish_index(sim, r), state.num_decodes
@@ -132,8 +134,8 @@ def stop_decoding(sim, rules, r):
 
 
 @compilable
-def remove_from(listed, size, r):
-    """Remove the number `r` from the first `size` entries of the list and close the gap."""
+def remove_from(listed: Any, size: int, r: int) -> None:
+    """Remove the request number `r` from the first `size` entries of the array `listed`, in place; returns nothing."""
     place = 0
     while listed[place] != r:
         place += 1
@@ -142,7 +144,7 @@ def remove_from(listed, size, r):
 
 
 @compilable
-def sort_finishing(sim):
+def sort_finishing(sim: Sim) -> None:
     """Sort the requests that finish in this step by their order in the running list."""
     state, requests = sim.state[0], sim.requests
     for i in range(1, state.num_finishing):
@@ -155,7 +157,7 @@ def sort_finishing(sim):
 
 
 @compilable
-def enqueue_arrivals(sim, rules):
+def enqueue_arrivals(sim: Sim, rules: Rules) -> None:
     """Queue every request that has arrived by the current step."""
     state, requests = sim.state[0], sim.requests
     now = state.now if rules.in_seconds else float(state.step)
@@ -168,7 +170,7 @@ def enqueue_arrivals(sim, rules):
 
 
 @compilable
-def ask_again(sim, rules):
+def ask_again(sim: Sim, rules: Rules) -> None:
     """A user was answered: let the next question arrive after a pause; if it is rejected, also the one after it."""
     state, requests = sim.state[0], sim.requests
     while state.num_asked < rules.num_requests:
@@ -184,7 +186,7 @@ def ask_again(sim, rules):
 
 
 @compilable
-def skip_to_next_arrival(sim, rules):
+def skip_to_next_arrival(sim: Sim, rules: Rules) -> bool:
     """Move the clock of an idle server to the next arrival. False if there is none."""
     state, requests = sim.state[0], sim.requests
     while state.next_arrival < rules.num_requests and requests[state.next_arrival].state == REJECTED:

@@ -150,7 +150,7 @@ _FLOATS = frozenset({"now", "arrival", "pause_s", "sched_s", "token_s", "finish_
 
 
 def rows(kind: Any, count: int, compiled: bool) -> Any:
-    """`count` rows in their initial state: a NumPy structured array where compiled, else a list."""
+    """`count` rows of the class `kind` in their initial state: a NumPy structured array if compiled, else a list."""
     if not compiled:
         return [kind() for _ in range(count)]
     import numpy as np

@@ -1,8 +1,5 @@
-"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time.
-
-Everywhere in the kernel `sim` is the state, `rules` are the settings, and `r` is the row of a request.
-"""
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time; `r` is the row of a request."""
+# mypy: disable-error-code="no-any-return"
 
 from legroom.simulation.fast.accounting import (
     decode_steps_seconds,
@@ -34,14 +31,25 @@ from legroom.simulation.fast.queue_kernel import (
     start_decoding,
     stop_decoding,
 )
-from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, DONE, FINISHING, NONE, PREEMPTED, PREFILLING
+from legroom.simulation.fast.rows import (
+    ALL_BLOCKS,
+    DECODING,
+    DONE,
+    FINISHING,
+    NONE,
+    PREEMPTED,
+    PREFILLING,
+    Rules,
+    Sim,
+    StepCost,
+)
 
 _TOO_TIGHT, _PREEMPTED = -2, -1
 
 
 @compilable
-def preempt(sim, rules, r):
-    """Free the blocks of a running request and queue it again, unless a step in flight has sampled its last token."""
+def preempt(sim: Sim, rules: Rules, r: int) -> None:
+    """Free the blocks of running request `r` and queue it again, unless a step in flight has sampled its last token."""
     state, request = sim.state[0], sim.requests[r]
     was_scheduled = request.scheduled_step == state.step
     computed = request.computed
@@ -85,7 +93,7 @@ def preempt(sim, rules, r):
 
 
 @compilable
-def cache_shared_blocks(sim, rules, r, tokens):
+def cache_shared_blocks(sim: Sim, rules: Rules, r: int, tokens: int) -> None:
     """Add the full blocks of the first `tokens` of `r` to the prefix cache, if another request may find them."""
     request = sim.requests[r]
     blocks = min(tokens // rules.block_size, request.shared_blocks)
@@ -94,13 +102,13 @@ def cache_shared_blocks(sim, rules, r, tokens):
 
 
 @compilable
-def num_certain_tokens(sim, rules, r, computed):
-    """Tokens of a decoding request that are known when its next step is scheduled; fewer with a step in flight."""
+def num_certain_tokens(sim: Sim, rules: Rules, r: int, computed: int) -> int:
+    """Tokens of decoding request `r`, with `computed` cached, that are known when its next step is scheduled."""
     return max(sim.requests[r].computed, computed) if rules.async_scheduling else computed + 1
 
 
 @compilable
-def preemption_victim(sim, rules):
+def preemption_victim(sim: Sim, rules: Rules) -> int:
     """The running request to preempt: the last one, or under priority scheduling the least important."""
     requests, running, size = sim.requests, sim.running, sim.state[0].num_running
     chosen = running[size - 1]
@@ -112,7 +120,7 @@ def preemption_victim(sim, rules):
 
 
 @compilable
-def prefill_chunk(sim, r, threshold, budget):
+def prefill_chunk(sim: Sim, r: int, threshold: int, budget: int) -> int:
     """Prompt tokens that `r` computes in this step, at most `budget` and, unless 0, the long-prefill `threshold`."""
     wanted = sim.requests[r].tokens - sim.requests[r].computed
     if 0 < threshold < wanted:
@@ -121,8 +129,8 @@ def prefill_chunk(sim, r, threshold, budget):
 
 
 @compilable
-def schedule_chunk(sim, rules, r, computed, chunk):
-    """Schedule `chunk` tokens of a request that has `computed` so far."""
+def schedule_chunk(sim: Sim, rules: Rules, r: int, computed: int, chunk: int) -> None:
+    """Schedule `chunk` tokens of request `r`, which has `computed` tokens so far."""
     state, request = sim.state[0], sim.requests[r]
     blocks = -(-(computed + chunk) // rules.block_size)
     if blocks > request.held_blocks:
@@ -138,8 +146,9 @@ def schedule_chunk(sim, rules, r, computed, chunk):
 
 
 @compilable
-def schedule_one_by_one(sim, rules, threshold):
-    """Schedule running requests in order, preempting if the pool is full; the token budget left, or `_PREEMPTED`."""
+def schedule_one_by_one(sim: Sim, rules: Rules, threshold: int) -> int:
+    """Schedule running requests in order (long prefills up to `threshold`), preempting if the pool is full; the token
+    budget left, or `_PREEMPTED`."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
@@ -193,7 +202,7 @@ def schedule_one_by_one(sim, rules, threshold):
 
 
 @compilable
-def schedule_in_bulk(sim, rules, threshold):
+def schedule_in_bulk(sim: Sim, rules: Rules, threshold: int) -> int:
     """Schedule all running requests if the pool suffices and prefills come last; the token budget left, otherwise
     `_TOO_TIGHT` and nothing is scheduled."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
@@ -221,7 +230,7 @@ def schedule_in_bulk(sim, rules, threshold):
 
 
 @compilable
-def advance_decodes(sim, rules, steps):
+def advance_decodes(sim: Sim, rules: Rules, steps: int) -> None:
     """Every decoding request computes one token in each of `steps` steps; the pool is known to suffice."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_decodes
@@ -237,7 +246,7 @@ def advance_decodes(sim, rules, steps):
 
 
 @compilable
-def advance_shared_decodes(sim, rules, steps):
+def advance_shared_decodes(sim: Sim, rules: Rules, steps: int) -> None:
     """Cache the blocks that decoding requests fill in `steps` steps, of those whose blocks another request can find."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     decodes_by_phase = sim.shared_decodes_by_phase
@@ -252,7 +261,7 @@ def advance_shared_decodes(sim, rules, steps):
 
 
 @compilable
-def admit_waiting(sim, rules, budget, threshold):
+def admit_waiting(sim: Sim, rules: Rules, budget: int, threshold: int) -> bool:
     """Admit waiting requests while token budget, max_num_seqs and blocks last. True if the first cannot be admitted
     either as long as only decodes run."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
@@ -286,8 +295,8 @@ def admit_waiting(sim, rules, budget, threshold):
 
 
 @compilable
-def start_running(sim, rules, r, hit, computed):
-    """Move a request to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
+def start_running(sim: Sim, rules: Rules, r: int, hit: int, computed: int) -> None:
+    """Append request `r` to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
     state, request = sim.state[0], sim.requests[r]
     sim.running[state.num_running] = r
     sim.prefills[state.num_prefills] = r
@@ -308,7 +317,7 @@ def start_running(sim, rules, r, hit, computed):
 
 
 @compilable
-def complete_prefills(sim, rules):
+def complete_prefills(sim: Sim, rules: Rules) -> None:
     """Move requests whose prompt is complete, and which sampled a token, to decoding or finishing."""
     state, requests = sim.state[0], sim.requests
     kept = 0
@@ -337,7 +346,7 @@ def complete_prefills(sim, rules):
 
 
 @compilable
-def collect_finishing(sim, rules):
+def collect_finishing(sim: Sim, rules: Rules) -> None:
     """Mark the requests that sampled their last token in this step as finishing, in running order."""
     state, requests, finish_order = sim.state[0], sim.requests, sim.finish_order
     after_prefill = state.num_finishing
@@ -359,7 +368,7 @@ def collect_finishing(sim, rules):
 
 
 @compilable
-def free_finishing(sim, rules):
+def free_finishing(sim: Sim, rules: Rules) -> None:
     """Remove the finishing requests from the running list and free their blocks."""
     state, requests = sim.state[0], sim.requests
     for i in range(state.num_finishing):
@@ -377,7 +386,7 @@ def free_finishing(sim, rules):
 
 
 @compilable
-def complete_step(sim, rules):
+def complete_step(sim: Sim, rules: Rules) -> None:
     """Finish the step: complete prefills, free requests with their last token (a step later if async), count it."""
     if rules.async_scheduling:
         free_finishing(sim, rules)
@@ -391,7 +400,7 @@ def complete_step(sim, rules):
 
 
 @compilable
-def single_step(sim, rules, cost):
+def single_step(sim: Sim, rules: Rules, cost: StepCost) -> None:
     """Schedule and run one step, in which requests may be admitted, preempted or finished."""
     state = sim.state[0]
     alone = state.num_running + state.num_waiting <= 1
@@ -413,7 +422,7 @@ def single_step(sim, rules, cost):
 
 
 @compilable
-def decode_in_bulk(sim, rules, cost, steps):
+def decode_in_bulk(sim: Sim, rules: Rules, cost: StepCost, steps: int) -> None:
     """Run `steps` decode-only steps; requests may finish in the last of them."""
     state = sim.state[0]
     ends = state.now
@@ -431,7 +440,7 @@ def decode_in_bulk(sim, rules, cost, steps):
 
 
 @compilable
-def num_decode_only_steps(sim, rules, cost):
+def num_decode_only_steps(sim: Sim, rules: Rules, cost: StepCost) -> int:
     """Steps from here on that only decode; 0 if the next one may admit, preempt or prefill."""
     state = sim.state[0]
     if state.num_running == 0 or state.num_prefills or state.num_finishing:
@@ -447,7 +456,7 @@ def num_decode_only_steps(sim, rules, cost):
 
 
 @compilable
-def replay(sim, rules, cost, turns):
+def replay(sim: Sim, rules: Rules, cost: StepCost, turns: int) -> bool:
     """Run up to `turns` turns (one step, or a run of decode-only steps). True while requests are left."""
     state = sim.state[0]
     for _ in range(turns):

@@ -99,7 +99,7 @@ class DiskBackedTier(host.HostTier):
         return min(ends, default=None)
 
     def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> host.LookupResult:
-        """As `HostTier.lookup`; beyond it RETRY until the disk has answered, then PENDING while the file is read."""
+        """HIT or MISS, RETRY until the disk has answered, PENDING while the chunk is written or its file is read."""
         self._poll()
         answer = super().lookup(key, access)
         if answer is not host.LookupResult.MISS:
@@ -121,7 +121,7 @@ class DiskBackedTier(host.HostTier):
     def prepare_store(
         self, keys: Sequence[host.ChunkKey], access: host.ChunkAccess
     ) -> tuple[list[host.ChunkKey], list[host.ChunkKey]] | None:
-        """As `HostTier.prepare_store`, after the file copies that have ended are completed."""
+        """Complete ended file copies and make room for missing `keys`: (chunks to write, those evicted); else None."""
         self._poll()
         prepared = super().prepare_store(keys, access)
         if prepared is not None and prepared[0]:
@@ -129,7 +129,7 @@ class DiskBackedTier(host.HostTier):
         return prepared
 
     def complete_store(self, keys: Sequence[host.ChunkKey], access: host.ChunkAccess) -> None:
-        """As `HostTier.complete_store`, and start writing the chunks to files."""
+        """Mark written chunks as readable and evictable, and start writing them to files."""
         super().complete_store(keys, access)
         self._pin(keys)
         self._submit(FileJob(list(keys), True, access))
@@ -147,7 +147,7 @@ class DiskBackedTier(host.HostTier):
         self._lookups.answer_pending(self._file_at_s, self.now_s)
 
     def end_request(self, access: host.ChunkAccess) -> None:
-        """As `HostTier.end_request`, and forget the request's file lookups."""
+        """Report the chunks that the request used to the eviction policy, and forget its file lookups."""
         super().end_request(access)
         access.is_finished = True
         self._drop_answers(access)

@@ -122,7 +122,7 @@ class TierReport:
 
     @property
     def first_tokens_s(self) -> tuple[list[float], list[float]] | None:
-        """Sorted times to first token in seconds with and without the tier; None where the trace counts steps."""
+        """Sorted seconds to the first token (with the tier, without it); None where the trace counts steps."""
         if self.without.clocks is None:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]

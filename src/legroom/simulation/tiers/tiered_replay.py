@@ -68,13 +68,13 @@ class TieredScheduler(Scheduler):
         return len(self.waiting) + len(self.holding)
 
     def pop_unschedulable(self) -> Request | None:
-        """As `Scheduler.pop_unschedulable`, but None while a copy is in progress; loaded requests go first."""
+        """Remove and return the first loaded, else waiting, request if nothing runs or is copied; else None."""
         if self.running or self.offload.has_work:
             return None
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
 
     def schedule(self) -> SchedulerOutput:
-        """As `Scheduler.schedule`, and plan the step's copies to and from the tier."""
+        """The decisions of one step, and its planned copies to and from the tier."""
         output = super().schedule()
         for request in output.sampling:
             self._prefilling.pop(request, None)
@@ -86,7 +86,7 @@ class TieredScheduler(Scheduler):
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """As `Scheduler.update_from_output`, and free blocks that were kept until their last step had run."""
+        """Append sampled tokens, free blocks kept for this step: (requests that sampled one, those that finished)."""
         if self.settings.async_scheduling and output.scheduled:
             self._steps_done += 1
             while self._deferred_frees and self._deferred_frees[0][0] <= self._steps_done:
@@ -190,12 +190,12 @@ class TieredScheduler(Scheduler):
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """As `Scheduler._preempt`; the request no longer counts among those with a prefill under way."""
+        """Free a request's blocks and queue it again; it no longer counts among those with a prefill under way."""
         super()._preempt(request, output)
         self._prefilling.pop(request, None)
 
     def _finish_request(self, request: Request) -> None:
-        """As `Scheduler._finish_request`; the next step offers the request's last chunks to the tier."""
+        """Free a finished request's blocks; the next step offers its last chunks to the tier."""
         self.offload.finish(request)
         super()._finish_request(request)
         self._prefilling.pop(request, None)
@@ -279,7 +279,7 @@ class TierReplay(StepByStepReplay):
         elif output.scheduled:
             super()._advance_clock(output)
         elif not self.trace.in_seconds:
-            self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
+            self.now_s += step_seconds(self.cost, 0, 0, 0)
         else:  # an idle engine waits until a copy ends or a request arrives
             events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
             self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))

@@ -20,7 +20,7 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """A random trace: `poisson`, `uniform` or `bursts` arrivals at `rate` a second, drawn lengths, or LegroomError."""
+    """A random trace of `poisson rate=8 prompt=lognormal(1200,0.8) output=200 requests=5000`, or LegroomError."""
     # `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     words: dict[str, str] = {}
     process = ""

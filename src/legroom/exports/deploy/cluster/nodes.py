@@ -114,7 +114,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags, and its distribution over nodes; LegroomError where they do not divide alike."""
+    """(the plan with multi-node flags, its distribution over nodes); LegroomError where nodes would differ."""
     words = parse_command(plan.command, plan.release)
     ranks, copies = gpus_per_engine(plan.args), int(plan.args.get("data_parallel_size") or 1)
     if words.get(_MANY_PORTS):
@@ -144,7 +144,8 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags where one node has too few GPUs, and its spread; LegroomError where none works."""
+    """The plan of `copies` engines of `ranks` GPUs, with multi-node flags where one node has too few GPUs, and its
+    spread over nodes; LegroomError where none works."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
@@ -188,7 +189,7 @@ def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, 
 
 
 def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
-    """Flags for collective timeouts where loading takes longer than the defaults; for one rank also executor `mp`."""
+    """Flags for collective timeouts where loading takes longer than the defaults; with one rank an engine also `mp`."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:

@@ -247,7 +247,7 @@ def health_probes(server: ExportedServer) -> dict[str, Any]:
 
 
 def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
-    """A comment and the shell line of the preStop hook, which drains the server."""
+    """(a comment, the shell line) of the preStop hook, which drains the server."""
     leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
         why = f"{leaving} the guard refuses new requests while running ones finish."
