@@ -103,14 +103,11 @@ def run(args: argparse.Namespace) -> int:
         from legroom.cli.watch_fleet import run_fleet_view
 
         return run_fleet_view(args, config)
-    if args.once or not (args.json or _has_terminal()):
+    # Textual reads and draws on all three.
+    has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if args.once or not (args.json or has_terminal):
         return _check_once_and_print(args, config)
     return _print_stream(args, config) if args.json else _run_page(args, config)
-
-
-def _has_terminal() -> bool:
-    """Whether stdin, stdout and stderr are terminals, which Textual reads and draws on."""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:

@@ -172,7 +172,10 @@ class Actor:
     async def recover(self) -> None:
         """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
-        drained = await self._context.journal(_leftover_drains)
+        # Drains whose incident was closed while no sidecar ran.
+        drained = await self._context.journal(
+            lambda journal: [each for each in _only_drains(journal.actions()) if not _incident_is_open(journal, each)]
+        )
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
         for drain in (*drains, *drained):
@@ -377,11 +380,6 @@ class Drains:
             await method.end()
             self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
         await self._context.finish(drain.id, UNDONE)
-
-
-def _leftover_drains(journal: Journal) -> tuple[Action, ...]:
-    """Drains whose incident was closed while no sidecar ran."""
-    return tuple(drain for drain in _only_drains(journal.actions()) if not _incident_is_open(journal, drain))
 
 
 def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:

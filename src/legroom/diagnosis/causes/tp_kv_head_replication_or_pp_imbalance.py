@@ -16,7 +16,7 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
     if error is None and not case.is_oom:
         return None
-    uneven = next((values for values in (pools, weights) if _is_uneven(values)), None)
+    uneven = next((by for by in (pools, weights) if by and min(by.values()) < 0.85 * max(by.values())), None)
     if uneven:
         low, high = gib(min(uneven.values())), gib(max(uneven.values()))
         why = f"The ranks are not alike: {low} on the poorest, {high} on the richest. The poorest decides for all."
@@ -44,11 +44,6 @@ def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
         if isinstance(value, int) and item.process != "EngineCore":  # two of these are two servers
             values[f"{item.process}/{item.rank}/{item.pid}"] = value
     return values
-
-
-def _is_uneven(values: dict[str, int]) -> bool:
-    """Whether the values, by process, differ by more than 15 % of the largest."""
-    return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -117,16 +117,12 @@ def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
     return ""
 
 
-def _is_whole(server: StartedServer) -> bool:
-    """Whether the file gives volumes, probes or a start limit of a container, so that it is no excerpt."""
-    return server.mounts is not None or bool(server.probes) or server.start_limit is not None
-
-
 @checks(StartedServer, "release-unsafe")
 def release_with_known_holes(server: StartedServer, context: Context) -> Findings:
     """A pinned release with a known vulnerability that anyone who reaches the port can exploit."""
     is_open = server.is_release_assumed and not images.image_release(server.image)  # a build may choose another
-    if not server.named_release or is_open or context.is_release_given or not _is_whole(server):
+    is_excerpt = server.mounts is None and not server.probes and server.start_limit is None
+    if not server.named_release or is_open or context.is_release_given or is_excerpt:
         return
     has_key = flag_word(server, "--api-key") is not None or _KEY_VARIABLE in {*server.env, *server.other_env}
     for row in read_data("release_holes.json")["rows"]:

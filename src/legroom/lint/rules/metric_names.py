@@ -195,16 +195,12 @@ def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
     """The patterns of -e, or the first argument that is not an option."""
     given = list(command.values_of("-e", "--regexp"))
     plain = ((before, word) for before, word in pairwise(command.words) if not word.text.startswith("-"))
-    for word in given or [word for before, word in plain if not _takes_value(command, before)][:1]:
-        replacing = re.match(r"s(\W)(.*?)\1", word.text)
-        yield word.with_text(replacing[2]) if replacing else word
-
-
-def _takes_value(command: InvokedCommand, option: Word) -> bool:
-    """Whether the next word is the option's value, for grep or awk."""
     # -F and -v have a value in awk and none in grep.
     is_awk = command.words[0].text.endswith("awk")
-    return option.text in (("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context"))
+    with_value = ("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context")
+    for word in given or [word for before, word in plain if before.text not in with_value][:1]:
+        replacing = re.match(r"s(\W)(.*?)\1", word.text)
+        yield word.with_text(replacing[2]) if replacing else word
 
 
 def _is_renamed(command: InvokedCommand) -> bool:
