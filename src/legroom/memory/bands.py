@@ -188,7 +188,7 @@ def possible_saving(value: Figure) -> int:
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's error band reaches further up than down, as a part may be missing, if not from 0."""
+    """Bytes by which a figure's error band reaches further up than down, as a part may be missing; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
