@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server has no API key and neither --uds nor a --host that is an address binds it."""
+    """Whether the server needs no API key (also none in `secret_names`) and listens on all addresses."""
     words = parse_command(plan.command, plan.release)
     address = address_of(words)
     return address.host in ALL_ADDRESSES and not address.socket and API_KEY_NAME not in (*words.secrets, *secret_names)

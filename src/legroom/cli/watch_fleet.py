@@ -62,7 +62,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
 
 
 async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
-    """Use and demand of the fleet over the window, by PromQL queries to Prometheus."""
+    """Use and demand of the servers that label `matchers` select, over the window, by queries to Prometheus."""
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():

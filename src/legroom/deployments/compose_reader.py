@@ -282,7 +282,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None where it reserves none, all of them or those of a variable."""
+    """The number of GPUs that a service reserves; None for none, all, or the number of a variable not in `known`."""
     for device in service.list(*_RESERVED, "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))

@@ -124,7 +124,7 @@ def is_kubeai_model(node: Node) -> bool:
 
 
 def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
-    """The server that KubeAI starts from `url`, `args` and `adapters`; `gpu`: an annotation's, `read_as`: its title."""
+    """The server that KubeAI starts from `url`, `args` and `adapters`; `gpu`: an annotation's; `read_as`: its title."""
     env = {name: value.word() for name, value in node.items("env") if value.scalar is not None}
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
     # Profiles of other hardware have an image of an unknown release.

@@ -44,7 +44,7 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
 def _subjects_of_exec_line(
     source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]
 ) -> Iterator[Subject]:
-    """Servers and commands that an ExecStart= or similar line of a unit runs."""
+    """Servers and commands of the line `key`=`word` (ExecStart= ...) of a unit with these variables and settings."""
     text = word.text
     lead = len(text) - len(text.lstrip("-@:+!"))
     # `$$` and `%%` are escapes, not shell syntax.

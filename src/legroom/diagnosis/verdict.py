@@ -213,7 +213,7 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
 
 
 def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
-    """The assessment, above all others where the text says that the server starts with this cause's setting off."""
+    """The assessment, with strength COMPARED where the text says that the server starts without the cause's setting."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
     return replace(assessment, strength=Strength.COMPARED) if is_told else assessment

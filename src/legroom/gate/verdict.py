@@ -70,7 +70,7 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """The worst outcome of a manifest's servers and the sentences that explain it.
+    """The worst outcome of a manifest's servers and the sentences that explain it; `search_until_s`: monotonic time.
 
     `default_gpu` is the GPU of pods that name none; with `hub`, configs that are not bundled are fetched.
     """

@@ -175,7 +175,7 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
-    """For each lever, cheapest first, its first flags whose pool holds the present requests, else its largest pool."""
+    """For each kind of change, cheapest first, its first flags whose pool holds the present requests, else the most."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):

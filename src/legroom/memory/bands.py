@@ -89,7 +89,7 @@ def _architecture_class(model: Model) -> str:
 
 
 def _storage_class(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
-    """The storage class that selects the weights' band: plain, online, unlisted, or by method and kernel."""
+    """The storage class that selects the weights' error band: plain, online, unlisted, or by method and kernel."""
     scheme = scheme_in_use(model, settings)
     if scheme is None:
         return "plain"
@@ -183,12 +183,12 @@ def spare_on_larger_card(settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def possible_saving(value: Figure) -> int:
-    """Bytes by which a figure's band reaches further down than up, as a part may be absent; else 0."""
+    """Bytes by which a figure's error band reaches further down than up, as a part may be absent; else 0."""
     return max(0, value.bytes - value.low - (value.high - value.bytes)) if value.kind == "estimated" else 0
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's band reaches further up than down, as a part may be missing; 0 if it begins at 0."""
+    """Bytes by which a figure's error band reaches further up than down, as a part may be missing; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
@@ -203,7 +203,7 @@ def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
 
 
 def error_scale(value: Figure) -> float:
-    """The figure's own error in bytes: its band's narrower side (upper if the lower ends at 0); 0 unless estimated."""
+    """The figure's own error in bytes: the narrower side of its error band (upper if the low end is 0); else 0."""
     if value.kind != "estimated":
         return 0.0
     above = value.high - value.bytes
@@ -211,7 +211,7 @@ def error_scale(value: Figure) -> float:
 
 
 def _has_two_sides(value: Figure) -> bool:
-    """Whether the figure is estimated and its band's lower end is above 0."""
+    """Whether the figure is estimated and its error band's lower end is above 0."""
     return value.kind == "estimated" and value.low > 0
 
 

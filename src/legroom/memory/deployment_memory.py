@@ -214,7 +214,7 @@ def _at_best(rank: Layout, pool: int) -> Layout:
 
 
 def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int) -> int:
-    """Free bytes of the card at vLLM's first memory snapshot."""
+    """Free bytes of the card at vLLM's first memory snapshot, beside what other processes hold."""
     return gpu.total_bytes - overhead.held_at_start(model, settings, gpu).bytes - held_by_others_bytes
 
 

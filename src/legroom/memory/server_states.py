@@ -92,7 +92,7 @@ def _pinned(segments: Sequence[int]) -> int:
 
 
 def serving(rank: Layout) -> Figure:
-    """The server's own peak on a card while awake; the band is that of memory outside the budget."""
+    """The server's own peak on a card while awake, with the error band of memory outside the budget."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,

@@ -171,7 +171,7 @@ def _supported_settings_advice(first: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start: Plan) -> Advice:
-    """One advice for a lever's change `flags` and the advice `more` on top of it."""
+    """One advice of the change `flags` of a lever (kind of change) and the advice `more` on top of it."""
     return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, f"{lever.trades}; {more.trades}")
 
 
@@ -220,7 +220,7 @@ def _fills_card(advice: Advice) -> bool:
 def _working_proposal(
     lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = lambda: False
 ) -> Advice | None:
-    """The lever's first proposal that fits, else the first that starts where the plan does not; else None."""
+    """The first proposal of a kind of change that fits, else the first that starts where the plan does not; or None."""
     starts: Advice | None = None
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
@@ -233,7 +233,7 @@ def _working_proposal(
 
 
 def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
-    """The first proposal of a costly lever (such as a smaller model) that fits, with further changes; else None."""
+    """The first proposal of a costly change (such as a smaller model) that fits, with further changes; else None."""
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
@@ -366,7 +366,7 @@ def _advice_of(
 
 
 def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> Iterator[str]:
-    """The trade-offs of a combination, in the words of the levers that make the same changes."""
+    """The trade-offs of a combination of flags, in the words of the single changes (`Lever`) that it consists of."""
     lever_names = {
         "model": "quantized weights",
         "tensor_parallel_size": "idle GPUs",
@@ -387,7 +387,7 @@ def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> 
 
 
 def _planned_proposals(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """(flags, plan) of the lever's proposals that release and model accept; ends at one that changes a `kept` flag."""
+    """(flags, plan) of a kind of change that release and model accept; ends at one that changes a `kept` flag."""
     for flags in lever.propose(start):
         if kept.intersection(flags):
             return

@@ -29,7 +29,7 @@ class Lever:
 
 
 def shorter_context(plan: Plan) -> Proposals:
-    """The longest max_model_len that fits across the band and on a first start, then longer ones; rounded down."""
+    """The longest max_model_len that fits in the whole error band and on a first start, then longer ones; rounded."""
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     pools = ([rank.kv_cache.low for rank in warm], *([rank.kv_cache.bytes for rank in ranks] for ranks in (cold, warm)))
     held = (kv_plan(plan.target.model, plan.settings, plan.target.gpu, pool).longest_len for pool in pools)

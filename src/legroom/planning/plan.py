@@ -330,7 +330,7 @@ def first_start_holds(plan: Plan) -> float:
 
 
 def sure_longest_len(plan: Plan) -> int:
-    """The longest request, in tokens, that the low end of the KV cache's band holds on every start; rounded down."""
+    """The longest request, in tokens, that the low end of the KV cache's error band holds on any start; rounded."""
     ranks = zip(cold_start(plan).memory.ranks, plan.memory.ranks, strict=True)
     worst = [min(first.kv_cache.low, later.kv_cache.low) for first, later in ranks]
     return rounded_len(kv_plan(plan.target.model, plan.settings, plan.target.gpu, worst).longest_len)

@@ -130,7 +130,7 @@ def _first_start_json(plan: Plan) -> dict[str, Any]:
 
 
 def _planned_band(figure: Figure) -> documents.PlannedBand:
-    """Kind of a figure and the lower and upper bound of its band, in bytes."""
+    """Kind of a figure (exact, measured, estimated) and the bounds of its error band in bytes."""
     return documents.PlannedBand(figure.kind, figure.low, figure.high)
 
 
@@ -169,5 +169,5 @@ def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
 
 
 def _figure_json(figure: Figure) -> dict[str, Any]:
-    """A figure's bytes, certainty, band and terms as JSON."""
+    """A figure's bytes, certainty, error band and terms as JSON."""
     return {name: documents.as_json(getattr(figure, name)) for name in ("kind", "low", "high", "terms")}

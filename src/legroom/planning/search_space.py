@@ -122,7 +122,7 @@ _SHOWN_STEP = 1024
 
 @dataclass(frozen=True, slots=True)
 class FlagCombination:
-    """The memory of a deployment apart from utilization."""
+    """The memory of a deployment apart from utilization. `band_kept`: fraction of the error band that is held back."""
 
     target: Target
     settings: EngineSettings

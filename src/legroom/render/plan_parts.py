@@ -62,7 +62,7 @@ def scale_bytes(layout: Layout) -> int:
 
 
 def certainty_text(figure: Figure) -> str:
-    """`exact`, `measured`, or `estimated` with its band in GiB."""
+    """`exact`, `measured`, or `estimated` with its error band in GiB."""
     if figure.kind != "estimated":
         return figure.kind
     low, high = figure.low / GIB, figure.high / GIB

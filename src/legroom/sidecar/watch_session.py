@@ -279,7 +279,7 @@ async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float
 
 
 async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
-    """Asks Prometheus for the last scrapes of every server; waits up to 65 s for a second where there is only one."""
+    """Asks Prometheus for every server's last scrapes, of one with only one again every `gap_s` for up to 65 s."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 

@@ -234,7 +234,7 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Allocate blocks for `num_new_tokens` more; False without room beside `reserved_blocks` and the watermark."""
+        """Allocate blocks for `num_new_tokens` after the cached `hit`; False without room beside `reserved_blocks`."""
         # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)

@@ -182,7 +182,7 @@ def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) ->
 
 
 def pool_check(pool: KvPool | None, planned: PlannedPool | None) -> Check | None:
-    """Passes where the pool has the planned blocks, within the plan's band; None without a plan."""
+    """Passes where the pool has the planned blocks, within the plan's error band; None without a plan."""
     if planned is None:
         return None
     if pool is None:

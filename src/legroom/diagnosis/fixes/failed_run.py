@@ -232,7 +232,7 @@ def _with_implied_utilization(made: Plan, args: ServeArgs, pool: int) -> ServeAr
 
 
 def _is_far_below(made: Plan, case: Case) -> bool:
-    """Whether torch needed more than the plan has before the KV cache, at both ends of its band, and failed there."""
+    """Whether torch needed more than the plan has before the KV cache, in its whole error band, and failed there."""
     oom, layout = case.oom, made.layout
     if oom is None or oom.torch_bytes is None or oom.pools_bytes or case.site not in ("", "profile"):
         return False

@@ -275,7 +275,7 @@ class FixPlanner:
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """Fix: the first change by the lever `name` (`planning/levers.py`) that fits, else that starts; or None."""
+        """Fix: the first change of the kind `name` (of `planning/levers.py`) that fits, else that starts; or None."""
         if self.failed_plan is None:
             return None
         if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
@@ -287,7 +287,7 @@ class FixPlanner:
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
-        """Fix: the lever `name` with what else it needs to start, at last a shorter context; None if that fails too."""
+        """Fix: a change of the kind `name` with what else it needs to start, at last a shorter context; else None."""
         planned = self.extend_until_fits(self.pull_lever(name, why), why)
         if planned is not None or self.failed_plan is None:
             return planned

@@ -62,7 +62,7 @@ def without_draft(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | Non
 
 
 def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
-    """Fix: fewer tokens a step, with the flags of `more`; None unless more than any default were asked for."""
+    """Fix: fewer tokens a step, with the flags of `more`; None unless the run asks for more than any default."""
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})

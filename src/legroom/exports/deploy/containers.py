@@ -101,7 +101,7 @@ def device_files(server: ExportedServer) -> tuple[str, ...]:
 
 
 def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvVariable, ...]:
-    """The environment without cache folders, and unless the container sees `all_cards` without the choice of GPUs."""
+    """The environment without cache folders; it keeps the choice of GPUs only if the container sees `all_cards`."""
     left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
     return tuple(line for line in server.env if line.name not in left_out)
 

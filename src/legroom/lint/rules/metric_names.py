@@ -192,7 +192,7 @@ def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
-    """The patterns of -e, or the first argument that is not an option."""
+    """The patterns that a grep command searches for: of -e, or the first argument that is not an option."""
     given = list(command.values_of("-e", "--regexp"))
     plain = ((before, word) for before, word in pairwise(command.words) if not word.text.startswith("-"))
     # -F and -v have a value in awk and none in grep.

@@ -37,7 +37,7 @@ class Endpoint:
 
 
 def endpoint(address: str, token: str | None = None, verify_tls: bool = True, ca_file: str | None = None) -> Endpoint:
-    """The endpoint of `host:8000` or `https://user:pass@host/vllm/metrics`; LegroomError for other texts."""
+    """The endpoint of `host:8000` or `https://user:pass@host/metrics`, with a bearer `token`; else LegroomError."""
     given = address.strip()
     url = given if "://" in given else f"http://{given}"
     try:

@@ -225,7 +225,7 @@ def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
 def _peak_bytes(
     moment: peaks.LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, scratch: peaks.ExpertScratch
 ) -> int:
-    """Live bytes at one layer's peak for max_num_batched_tokens, without the experts' workspace."""
+    """Live bytes at one layer's peak for max_num_batched_tokens, without the experts' kept workspace (in `scratch`)."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += scratch.passing_elements + scratch.quantized_elements

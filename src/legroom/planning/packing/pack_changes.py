@@ -95,14 +95,14 @@ def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChan
 
 
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
-    """The change to these flags of one server, with the request packed anew; nothing where vLLM refuses them."""
+    """The change to these flags of one server, for `why`, with the request packed anew; nothing if refused."""
     yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
 
 
 def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
-    """The change that replaces the server of that name, with the request packed anew; nothing if it is refused."""
+    """The change, shown as `flags` and `why`, to the server `changed`, packed anew; nothing where vLLM refuses it."""
     with suppress(LegroomError):  # the release or the model does not take them
         yield PackChange(changed.name, why, pack(_with_changed(request, changed)), flags)
 

@@ -189,7 +189,7 @@ def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, 
 
 
 def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
-    """Flags for collective timeouts where loading takes longer than the defaults; with one rank an engine also `mp`."""
+    """Flags for collective timeouts where loading takes longer; with one rank per engine also executor `mp`."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
