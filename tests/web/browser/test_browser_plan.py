@@ -736,7 +736,11 @@ def test_a_budget_is_kept_and_a_row_can_be_taken_without_scrolling(served, open_
 def test_the_models_of_a_card_are_planned_two_lists_at_a_time(served, open_page):
     page = open_page(f"{served.url}#/models")
     held = []
-    page.route("**/api/card", held.append)
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/api/card", hold)
     page.get_by_role("combobox", name="GPU").fill("rtx4090")
     page.get_by_label("Only names with").fill("qwen2.5")
     deadline = 200
