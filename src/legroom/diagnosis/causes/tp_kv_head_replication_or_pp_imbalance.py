@@ -16,7 +16,7 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
     if error is None and not case.is_oom:
         return None
-    uneven = next((by for by in (pools, weights) if by and min(by.values()) < 0.85 * max(by.values())), None)
+    uneven = next((by for by in (pools, weights) if len(by) > 1 and min(by.values()) < 0.85 * max(by.values())), None)
     if uneven:
         low, high = gib(min(uneven.values())), gib(max(uneven.values()))
         why = f"The ranks are not alike: {low} on the poorest, {high} on the richest. The poorest decides for all."
