@@ -1079,3 +1079,10 @@ def test_a_frame_of_another_program_names_it(line: str, engine: str) -> None:
 def test_a_share_behind_a_comparison_sign_is_the_failed_one() -> None:
     text = "Llama-3.1-8B on an L4 runs out of memory while capturing graphs with `--gpu-memory-utilization ≥ 0.85`."
     assert first(text).fixes[0].flags["gpu_memory_utilization"] < 0.85
+
+
+def test_a_call_without_a_split_runs_on_one_of_the_cards() -> None:
+    call = 'llm = LLM(\n    model="/models/Qwen2-VL-72B-Instruct",\n    limit_mm_per_prompt={"image": 10},\n)\n'
+    found = first(f"from vllm import LLM\n{call}I have 4 H100-80G, and it always runs out of memory.")
+    assert found.cause == "weights_too_big"
+    assert found.fixes[0].flags["tensor_parallel_size"] == 4

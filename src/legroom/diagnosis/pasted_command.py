@@ -186,7 +186,7 @@ def _card_names() -> re.Pattern[str]:
 
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
-    plain = _not_logged(text.split("\n"))
+    plain = re.sub(r"(?<=\d-\d\dG)\b", "B", _not_logged(text.split("\n")))  # H100-80G
     names = sorted(
         (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
     )
