@@ -229,7 +229,7 @@ def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[De
     usual, best, band = roofline(work), limit_of_data_sheet(work), step_band(plan, work)
 
     def rate(users: int) -> DecodeRate:
-        """That of so many users who all decode at the context."""
+        """The decode rate with this many users, each of whom holds `context` tokens."""
         step = users, users * context, users
         seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))
         return DecodeRate(*(1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low)))

@@ -26,7 +26,7 @@ def examine(case: Case) -> Assessment | None:
     total = oom.total_bytes or 0
     if oom.unallocated_bytes >= max(min(oom.wanted_bytes, total // 8 or oom.wanted_bytes), total // 20):
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
-    elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
+    elif oom.unallocated_bytes < total // (50 if oom.pools_bytes else 100):
         strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card
     if any("tried expandable_segments" in settings for settings, _ in case.reported):
         strength = Strength.USUAL  # by the text joined pieces did not help
