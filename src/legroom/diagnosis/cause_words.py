@@ -68,7 +68,8 @@ class WordEvidence:
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
     """Likelihoods of the causes by the lines that a person wrote; None for a log, or too few known words."""
-    shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
+    told_lines = {item.line for item in printed if item.id.endswith("_told") and item.id != "story_told"}
+    shown = {item.line for item in printed if item.role in _PRINTED} - told_lines
     numbered = enumerate(sentence_lines(text.split("\n")), 1)
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
     if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(told.counts) < _FEWEST_WORDS:

@@ -102,10 +102,11 @@ def plain_lines(lines: list[str]) -> Iterator[str]:
 
 
 def sentence_lines(lines: list[str]) -> Iterator[str]:
-    """Every line, empty where vLLM or Python wrote it or where it is a command."""
-    logged, start = setting_words("logged"), setting_words("start")
+    """Every line, empty where it is a command, of an environment dump, or written by vLLM or Python."""
+    logged, start, environment = map(setting_words, ("logged", "start", "environment"))
     is_command = (start.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
-    return ("" if starts or logged.search(line) else line for line, starts in zip(lines, is_command, strict=True))
+    printed = (bool(logged.search(line) or environment.match(line)) for line in lines)
+    return ("" if any(either) else line for line, *either in zip(lines, is_command, printed, strict=True))
 
 
 def _not_logged(lines: list[str]) -> str:
