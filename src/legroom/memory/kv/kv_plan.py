@@ -177,7 +177,7 @@ def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int)
 
 
 def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
-    """The KV bytes that a request of `length` tokens takes on a stage, per token; V0: a block's bytes per slot."""
+    """A request's KV bytes on a stage per token of `length`, or of a block if longer; V0: a block's bytes per slot."""
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size
