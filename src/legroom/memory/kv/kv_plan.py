@@ -134,7 +134,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
-    """Blocks that `available_bytes` hold on a stage, or --num-gpu-blocks-override where given (not in 0.9.1)."""
+    """Blocks of `available_bytes` on a stage (LONGEST_LEN without KV), or --num-gpu-blocks-override (not in 0.9.1)."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
