@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _access_token(args: argparse.Namespace) -> str:
-    """The token that requests need: the given one, or for a public --host a random one; empty where none is needed."""
+    """The token that requests need: the given one, else for a public --host a random one; empty where none is needed.
+    LegroomError for an unfit token, and with --api-only instead of a random one."""
     from legroom.live.metrics.endpoint import is_loopback_host
 
     given, variable = args.token, f'{_TOKEN_VARIABLE}="$(openssl rand -hex 16)"'
@@ -122,7 +123,7 @@ def _access_token(args: argparse.Namespace) -> str:
 
 
 def _live_feed(args: argparse.Namespace) -> LiveFeed | None:
-    """The feed of the servers in --watch; None without any. Raises where packages are missing."""
+    """The feed of the servers in --watch; None without any. LegroomError for --plan alone, or missing packages."""
     servers = [url for urls in args.watch for url in urls]
     if not servers:
         if args.plan:

@@ -241,8 +241,7 @@ def env_list(node: Node | None) -> dict[str, Word]:
 
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
-    """The size of the volume in memory at /dev/shm (`half of the node` without a limit), `host` with hostIPC; None for
-    the runtime's default."""
+    """The size of the memory volume at /dev/shm (`half of the node` if unlimited), `host` with hostIPC; else None."""
     in_memory = {
         volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
         for volume in pod.list("volumes")
@@ -299,7 +298,8 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:
-    """Whether nothing gives a container an accelerator; False for a patch (not `is_whole`) without resources."""
+    """Whether surely nothing gives a container an accelerator; False where that is open: in a patch (not `is_whole`)
+    without resources, by a template's variable, or by a claim, a runtime class or privileges."""
     names = [name for name, _ in _resource_amounts(container)]
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = container.text("securityContext", "privileged") == "true" or others != (None, None, None)
@@ -312,7 +312,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 
 
 def _probes(container: Node, is_alone: bool, is_whole: bool) -> Iterator[Probe]:
-    """A container's probes; kind `none` where it has none to start with; without port and path unless `is_alone`."""
+    """A container's probes; `none`: without one for its start; port and path only if the pod's only (`is_alone`)."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if (container.list("ports") or is_whole) and not given["startup"] and not given["readiness"]:

@@ -42,8 +42,9 @@ def prose(name: str) -> re.Pattern[str]:
 def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
-    """The command in the text that fits best by `mismatch` (0 is best), the last above the failure first, and its
-    settings; (None, the settings named in sentences) without a command."""
+    """The command in the text with the least `mismatch`, and its settings. Of equals one not called working, then one
+    without `...`, then the last above the failure. (None, settings that the text names) where none is usable, because
+    it cannot be read, has `...`, --config or an unknown variable, or names no model."""
     values = dict(setting_words("assigned").findall(text))
     lines = expand_variables(expand_variables(text, values), values).split("\n")  # a value may name another variable
     commands = list(command_lines(lines))
@@ -116,7 +117,7 @@ def _not_logged(lines: list[str]) -> str:
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
-    """Settings named outside log lines and commands; a sentence counts only where it names one value."""
+    """Settings in lines that were not logged, typed ones first; those of sentences only where one value is named."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", _not_logged(lines))

@@ -108,7 +108,7 @@ def _is_run(engine: Engine, release: Release) -> bool:
 
 @lru_cache(maxsize=64)
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
-    """Every metric of a release; `engine` "v0" or "v1" selects one generation, None both."""
+    """Every metric of a release; `engine`: "v0" or "v1" alone, None: those that it runs, not V0 from 0.11.0 on."""
     return tuple(
         _metric_of_entry(name, entry, release)
         for name, entries in _declarations().items()
@@ -120,7 +120,7 @@ def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...
 
 @lru_cache(maxsize=64)
 def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]:
-    """Every series name that /metrics of a release can show, with suffixes; `engine`: v0, v1 or None for both."""
+    """Every series name that /metrics of a release can show, with suffixes; `engine` as in `metrics_of`."""
     return frozenset(name for metric in metrics_of(release, engine) for name in metric.exposed)
 
 
@@ -213,7 +213,7 @@ def ratio_instead(name: str, release: Release) -> str:
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
     """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one, and
-    for a metric that the release has."""
+    for a metric that the release has. `engine` as in `metrics_of`."""
     known = exposed_names(release, engine)
     if name in known:
         return None

@@ -127,9 +127,8 @@ def _known_range_hint() -> str:
 
 @lru_cache(maxsize=512)
 def release(version: str) -> Release:
-    """The release that `version` names; an unknown one becomes the nearest known release below it, with a note;
-    LegroomError if none is. Accepts `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`,
-    `nightly`."""
+    """The release that `version` names (`v0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`). A pre-release
+    becomes its final one, another unknown one the nearest below it, and `note` says so; LegroomError if none is."""
     requested = version.strip()
     known = known_releases()
     if _NEWEST_NAMES.fullmatch(requested.lower()):
@@ -153,7 +152,7 @@ def release(version: str) -> Release:
 
 
 def nearest_release(version: str) -> Release:
-    """Like `release`; a version older than every known one becomes the oldest, with a note."""
+    """Like `release`; a version older than every known one becomes the oldest, and the result's `note` says so."""
     oldest = known_releases()[0]
     parsed = _VERSION.fullmatch(version.strip().lower())
     if parsed is None or _sort_key(version) >= _sort_key(oldest):

@@ -89,8 +89,8 @@ class Context:
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
     platform_signs: frozenset[str] = frozenset()
-    """`openshift`, which gives every pod a user, `own-port`, which no Service called `vllm` sets, `own-port-here` in
-    the file's folder, and `gpu-slices`."""
+    """`openshift`, which gives every pod a user, `kustomize`, `own-port`, which no Service called `vllm` sets,
+    `own-port-here` in the file's folder, and `gpu-slices`."""
     entry_scripts: frozenset[str] = frozenset()
     """Scripts that a linted file starts a container with."""
     uses_ray: bool = False

@@ -22,7 +22,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 off Hopper or unsplit."""
+    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 without it or unsplit."""
     named = named_backend(settings.given, settings.release)
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
@@ -51,7 +51,8 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of the widest attention output with its softmax sums: (plain, MLA) layers."""
+    """Elements per token and rank of the widest attention output with its softmax sums, of (layers whose heads
+    FlashAttention takes, MLA layers); 0 where there are none."""
     mixers = [layer.mixer for layer in model.distinct_layers]
     plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)

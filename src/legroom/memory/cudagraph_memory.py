@@ -6,8 +6,7 @@ and graph, by FlashInfer's fused kernel, vLLM's custom kernel over peer access, 
 The constants are fitted (`facts/data/fit.json`).
 
 The V2 runner of 0.29+ samples free memory between the warm-up pass of a full graph and its capture. The capture first
-releases the blocks that torch cached in that pass, so the sample is negative and the estimate grows by it
-(`warm_up_cache`)."""
+releases the blocks torch cached in that pass, so the sample is negative and raises the estimate (`warm_up_cache`)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -246,13 +245,13 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     """Bytes of the allocator segments that a forward pass of `sequences` decode tokens leaves cached in torch."""
     batch = sequences * element_bytes(settings)
     split = split_buffers(model, settings, gpu, sequences)
-    experts = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
-    return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, batch, split, experts)
+    expert_elements = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
+    return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, batch, split, expert_elements)
 
 
-def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, experts: int) -> int:
+def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, expert_elements: int) -> int:
     """Bytes of the allocator segments after a simulated forward pass. `batch`: bytes of one element for all tokens;
-    `split`: bytes of split-KV buffers; `experts`: elements per token of the experts' buffers."""
+    `split`: bytes of split-KV buffers; `expert_elements`: elements per token of the experts' buffers together."""
     allocator = CachingAllocator(ascending_addresses=True)
     hidden = model.hidden_size * batch
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
@@ -272,7 +271,7 @@ def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, expe
         after = allocator.allocate(hidden)
         allocator.free(output)
         residual, normed = _add_and_normalize(allocator, after, residual, hidden)
-        wide, narrow = _feedforward_widths(layer.feedforward, experts, ranks)
+        wide, narrow = _feedforward_widths(layer.feedforward, expert_elements, ranks)
         gate_up = allocator.allocate(wide * batch)
         allocator.free(normed)
         activated = allocator.allocate(narrow * batch)
@@ -302,9 +301,10 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
     return 3 * cdiv(hidden, ranks), cdiv(hidden, ranks)
 
 
-def _feedforward_widths(block: FeedForward | None, experts: int, ranks: int) -> tuple[int, int]:
-    """Elements per token of (a block's first product, its activation); `experts`: their sum in an MoE block."""
+def _feedforward_widths(block: FeedForward | None, expert_elements: int, ranks: int) -> tuple[int, int]:
+    """Elements per token and rank of (a dense block's first product, its activation); of any other block one half of
+    `expert_elements` each, which are both together over a token's experts."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner
-    return experts // 2, experts - experts // 2
+    return expert_elements // 2, expert_elements - expert_elements // 2

@@ -195,13 +195,13 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
 
 
 def system_bytes(gpu: Gpu) -> int:
-    """Bytes of unified memory that the system uses before vLLM starts; 0 on other cards."""
+    """Bytes of unified memory, as the GPU counts it, that the system uses before vLLM starts; 0 on other cards."""
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
     return max(0, _unified_system_bytes(gpu) - own) if gpu.unified else 0
 
 
 def reserve_bytes(gpu: Gpu) -> int:
-    """Bytes of unified memory that must stay free, or the kernel thrashes; 0 on other cards."""
+    """Bytes of unified memory, as the GPU counts it, that must stay free, or the kernel thrashes; 0 on other cards."""
     if not gpu.unified:
         return 0
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
@@ -216,7 +216,7 @@ def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
 
 
 def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
-    """Bytes of page cache of the whole checkpoint on unified memory, not always reclaimed; 0 on other cards."""
+    """Bytes of the checkpoint's page cache in unified memory, beyond what the GPU does not count; 0 on other cards."""
     return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes)) if gpu.unified else 0
 
 

@@ -33,6 +33,8 @@ _COST_OF_FULL_CARD = 15
 """A utilization above the usual is proposed last."""
 _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 """Failures that only another release avoids."""
+KeptFlags = frozenset[str]
+"""Flags, by dest, that advice must not change."""
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
@@ -101,7 +103,7 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
     return replace(first, advice=_ranked(first, fitting), advised=not is_time_up())
 
 
-def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
+def _advice_without_search(first: Plan, kept: KeptFlags) -> Plan | None:
     """The plan with advice where no search is needed: it fits, or its remedy (or that none is) is known; else None."""
     if first.verdict == "fits":
         return first
@@ -122,7 +124,7 @@ def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
 
 
 def _single_changes(
-    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = lambda: False
+    first: Plan, kept: KeptFlags, enough: int | None, is_time_up: Callable[[], bool] = lambda: False
 ) -> list[Advice]:
     """The first working proposal of each lever (kind of flag change), until `enough` cheap ones fit; None: of all."""
     working: list[Advice] = []
@@ -159,7 +161,7 @@ def _with_role(first: Plan, advice: Advice) -> Advice:
     return replace(advice, trades=f"{advice.trades}; instruction-tuned, where {first.target.model.name} is not")
 
 
-def _supported_settings_advice(first: Plan, kept: frozenset[str]) -> Advice | None:
+def _supported_settings_advice(first: Plan, kept: KeptFlags) -> Advice | None:
     """Advice that replaces settings the release refuses, with further changes that make it fit; else None."""
     for flags, changed in _planned_proposals(SUPPORTED, first, kept):
         if changed.memory.refused:
@@ -175,8 +177,8 @@ def _combined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start
     return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, f"{lever.trades}; {more.trades}")
 
 
-def _with_bug_workaround(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
-    """The plan with a known bug's workaround: flags as advice where it then fits, environment and steps as notes."""
+def _with_bug_workaround(first: Plan, bug: KnownBug, kept: KeptFlags) -> Plan:
+    """The plan with a bug's workaround: flags as advice where none is `kept` and it fits; env and steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
     variables = " ".join(f"{name}={value}" for name, value in bug.env.items())
     steps = (f"set {variables}", *bug.steps) if variables else bug.steps
@@ -218,7 +220,7 @@ def _fills_card(advice: Advice) -> bool:
 
 
 def _working_proposal(
-    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = lambda: False
+    lever: Lever, start: Plan, kept: KeptFlags, is_time_up: Callable[[], bool] = lambda: False
 ) -> Advice | None:
     """The first proposal of a kind of change that fits, else the first that starts where the plan does not; or None."""
     starts: Advice | None = None
@@ -232,7 +234,7 @@ def _working_proposal(
     return starts
 
 
-def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
+def _last_resort(lever: Lever, start: Plan, kept: KeptFlags) -> Advice | None:
     """The first proposal of a costly change (such as a smaller model) that fits, with further changes; else None."""
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
@@ -244,7 +246,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
     return None
 
 
-def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
+def _combined_changes(start: Plan, kept: KeptFlags) -> list[Advice]:
     """Flag combinations that hold one full-length request; given flags, then more GPUs, change only if need be."""
     given, freed = (_args_to_search(start, kept, released) for released in (False, True))
     for args in (given,) if freed == given else (given, freed):
@@ -267,7 +269,7 @@ def _larger_gpu_counts(start: Plan) -> tuple[int, ...]:
     return tuple(count for count in _CLUSTER if count > start.target.gpus // start.settings.data_parallel_size)
 
 
-def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
+def _more_gpus_notes(start: Plan, kept: KeptFlags) -> Iterator[str]:
     """A note with the number of GPUs that would suffice, where nothing helps on the given ones; else nothing."""
     if "tensor_parallel_size" in kept or not start.target.gpus_given:
         return
@@ -278,7 +280,7 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
         yield f"{more.plan.args.gpus_needed} of these GPUs would hold it, with {flags}"
 
 
-def _searched_changes(start: Plan, kept: frozenset[str], args: ServeArgs, gpus: tuple[int, ...]) -> Iterator[Advice]:
+def _searched_changes(start: Plan, kept: KeptFlags, args: ServeArgs, gpus: tuple[int, ...]) -> Iterator[Advice]:
     """Searched changes that keep the flags of `args`: the same weights, then quantized ones on fewer GPUs."""
     if not gpus:
         return
@@ -295,7 +297,7 @@ def _searched_changes(start: Plan, kept: frozenset[str], args: ServeArgs, gpus: 
 
 
 def _longest_context(
-    targets: Sequence[Target], args: ServeArgs, start: Plan, kept: frozenset[str], gpus: tuple[int, ...]
+    targets: Sequence[Target], args: ServeArgs, start: Plan, kept: KeptFlags, gpus: tuple[int, ...]
 ) -> Iterator[Advice]:
     """Advice with the longest max_model_len that fits without costly flags; else the longest with them."""
     costly: Advice | None = None
@@ -326,7 +328,7 @@ def _lengthened(found: Advice, start: Plan) -> Advice:
     return found
 
 
-def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
+def _args_to_search(start: Plan, kept: KeptFlags, released: bool) -> ServeArgs:
     """The arguments that the search starts from; `released`: given flags may change, except those in `kept`."""
     free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size") if released else ()
     changed: dict[str, Any] = {name: None for name in free if name not in kept}
@@ -338,7 +340,7 @@ def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeA
     return replace(start.args, **changed)
 
 
-def _context_lengths(start: Plan, kept: frozenset[str]) -> list[int]:
+def _context_lengths(start: Plan, kept: KeptFlags) -> list[int]:
     """The planned max_model_len, then the usual shorter ones; it alone where the flag is to be kept."""
     requested_len = start.settings.max_model_len
     shorter = [] if "max_model_len" in kept else [context for context in _CONTEXTS if context < requested_len]
@@ -386,7 +388,7 @@ def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> 
     yield from (lever.trades for lever in LEVERS if lever.name in names)
 
 
-def _planned_proposals(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
+def _planned_proposals(lever: Lever, start: Plan, kept: KeptFlags) -> Iterator[tuple[dict[str, Any], Plan]]:
     """(flags, plan) of a kind of change that release and model accept; ends at one that changes a `kept` flag."""
     for flags in lever.propose(start):
         if kept.intersection(flags):

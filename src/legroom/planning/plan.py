@@ -294,7 +294,7 @@ def bug_traits(model: Model) -> set[str]:
 
 
 def _with_first_start_verdict(made: Plan) -> Plan:
-    """The plan, `tight` instead of `fits` where its first start, with an empty compile cache, does not fit."""
+    """The plan, `tight` instead of `fits` where its first start, with an empty compile cache, fails or is tight."""
     first = cold_start(made)
     if first.memory.failure:
         return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
@@ -342,7 +342,8 @@ def rounded_len(tokens: int) -> int:
 
 
 def _with_host_verdict(made: Plan) -> Plan:
-    """The plan with the verdict on its host memory limit, where no GPU check fails before it."""
+    """The plan, `does_not_fit` where the host memory limit is below the least that the server holds, `tight` instead of
+    `fits` where it may come to hold more; unchanged without a limit, or where a GPU check fails before."""
     limit = made.target.host_limit_bytes
     if limit is None or made.memory.failure is not None:
         return made

@@ -92,8 +92,8 @@ def _signal_all(
 ) -> dict[Holder, Freed]:
     """Sends the signal to each holder that a new scan still finds dead; outcomes of those it was not sent to."""
     found = classify_holders(rescan())
-    dead = {holder.process.identity for holder in found if holder.state == "dead" and holder.process}
-    results = {holder: _signal_process(holder, number, dead) for holder in holders}
+    dead_weight = {holder.process.identity for holder in found if holder.state == "dead" and holder.process}
+    results = {holder: _signal_process(holder, number, dead_weight) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
 
 
@@ -104,8 +104,8 @@ def _still_runs(process: ProcessInfo | None) -> bool:
     return process_start_ticks(process.pid) is not None
 
 
-def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
-    """Sends a signal to a process whose identity is in `dead`; None where it was sent, else the outcome."""
+def _signal_process(holder: Holder, number: signal.Signals, dead_weight: Collection[tuple[int, float]]) -> Freed | None:
+    """Sends a signal to the process if its (PID, creation time) is in `dead_weight`; None if sent, else the outcome."""
     process = holder.process
     assert process is not None
     try:
@@ -120,7 +120,7 @@ def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tup
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
         if process_start_ticks(process.pid) is None:  # a zombie
             return Freed(holder, "gone by itself")
-        if process.identity not in dead:
+        if process.identity not in dead_weight:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:

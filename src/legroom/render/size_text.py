@@ -159,7 +159,7 @@ def fleet_size_text(report: FleetReport, style: Style) -> str:
 
 
 def _fleet_title(report: FleetReport) -> str:
-    """The load in requests/s and tokens, its latency limits and the vLLM release, in one line."""
+    """The load (requests/s, or users and their think time; tokens), latency limits, budget, vLLM release: one line."""
     load, goal = report.load, report.load.goal
     limits = []
     if goal.first_token_p99 is not None:

@@ -144,7 +144,8 @@ def _bug_texts(made: Upgrade) -> Iterator[str]:
 
 
 def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
-    """The sentences of `legroom upgrade` one by one, for the page; `kept` is empty where no command is offered."""
+    """The sentences of `legroom upgrade` one by one, for the page; `kept` is empty where the old command does not
+    start. `alerts`: names of exported alerts that would fall silent."""
     return {
         "headline": plan_headline(made.new),
         "conclusion": _conclusion(made),

@@ -390,14 +390,14 @@ def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
 
 
 def _other_drains(journal: Journal, drain: Action) -> tuple[Action, ...]:
-    """The drains of the same server for other incidents that are open."""
+    """The sidecar's other drains of the same server that are in force, for incidents that are open."""
     server, drains = drain.detail.get("server"), _only_drains(journal.actions(group=drain.group))
     others = (other for other in drains if other.id != drain.id and other.detail.get("server") == server)
     return tuple(other for other in others if _incident_is_open(journal, other))
 
 
 def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
-    """The sidecar's own drains that are done and not undone."""
+    """Those of the actions that are drains by a sidecar (BY) in the state DONE: not under way, failed or undone."""
     done = (action for action in actions if action.name == "drain" and action.state == DONE)
     return tuple(action for action in done if action.detail.get("by") == BY)
 

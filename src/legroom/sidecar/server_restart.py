@@ -93,7 +93,8 @@ class ServerRestart:
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
         """Drains and restarts the server, and waits until it answers. Calls `begun` once the journal has the restart;
-        raises `ActionFailed` or `JournalUnavailable` only before that."""
+        raises `ActionFailed` or `JournalUnavailable` only before that. Later failures are recorded: undone (by the kept
+        old flags) until the server is reached, then failed. A cancellation is raised again, after that unrecorded."""
         order = self._order
         before = await self._platform.state()
         running = await self._context.scrape(order.server)
@@ -159,7 +160,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Writes or restores flags as ordered, and restarts by the platform; _Abandoned if they cannot be written."""
+        """Writes a flag change or restores flags, and restarts by the platform; _Abandoned if the change is refused."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.

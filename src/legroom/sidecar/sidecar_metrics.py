@@ -49,6 +49,7 @@ class SidecarMetrics:
             self.kv_use.labels(result.server, group).set(result.kv_use)
 
     def remove_server(self, server: str, group: str) -> None:
+        """Removes the server's own gauges (up, healthy, KV use, forecast), which would keep their last values."""
         for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
             with contextlib.suppress(KeyError):
                 gauge.remove(server, group)

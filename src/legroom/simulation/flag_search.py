@@ -118,10 +118,8 @@ SEARCHED: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True, False),
     "enable_chunked_prefill": (True, False),
 }
-"""280 settings, less those that vLLM refuses (without chunked prefill a prompt must fit in a step).
-
-Flags that the user gives are not searched.
-"""
+"""280 settings, less those that vLLM refuses (without chunked prefill a prompt must fit in a step). Flags that the user
+gives are not searched."""
 Figure = Callable[[ReplayOutcome], float]
 """A figure to maximize."""
 _TIE_RATIO = 0.01
@@ -233,9 +231,9 @@ def _replay_engine() -> ReplayEngine:
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """Of the outcomes that meet the goal (of all where none does) the one with the most finished requests, then the
-    largest share within the latency goal (where none meets it, or all arrive at once, the most goodput and throughput),
-    then the lowest p99 latency and first token, then the fewest preemptions; a difference of 1 % is a tie."""
+    """Of the outcomes that meet the goal (keep up, within all limits; of all where none does) the one with the most
+    finished requests; then, with 1 % as a tie, the largest share of them within the goal's latencies (goodput and
+    throughput where none meets it or all arrive at once), lowest p99 latency and first token, fewest preemptions."""
     # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
     # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]

@@ -303,13 +303,13 @@ class FleetReport:
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def users_per_usd(self, fleet: SizedFleet) -> float | None:
-        """Users served for a dollar an hour, at the high end of the cost if known; None without users or a price."""
+        """Users served for a dollar an hour, at the high end of the cost if known; None without users or a cost."""
         hourly, users = self.usd_per_hour(fleet), self.load.trace.users
         usd = hourly and (hourly[2] or hourly[1])
         return users.count / usd if users and usd else None
 
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
-        """Low, middle and high dollars per million output tokens at the load's rate; None without a price."""
+        """Low, middle and high dollars per million output tokens at the load's rate; None as in `usd_per_hour`."""
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
@@ -318,8 +318,9 @@ class FleetReport:
         return low, middle, high
 
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
-        """The best fleet of each card that holds the load within the budget, the cheapest (or with the fewest GPUs)
-        at the band's high end first; tight plans last."""
+        """The best fleet of each card, if it holds the load and its cost at each known count is within the budget: the
+        cheapest first, by `replicas.high`, then by `replicas.middle`, then those without a price by their GPUs. After
+        them come fleets without a high end, and last the tight ones."""
 
         def cost_key(fleet: SizedFleet) -> tuple[float, ...]:
             usd, gpus = self.usd_per_hour(fleet) or NO_COUNT.times(1), fleet.replicas.times(fleet.gpus_per_replica)

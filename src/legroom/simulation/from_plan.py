@@ -207,8 +207,8 @@ def hardware(plan: Plan) -> Hardware:
 
 
 def _has_fused_experts(plan: Plan) -> bool:
-    """Whether the experts' GEMMs need no separate kernel that quantizes activations: with 4-bit integer weights
-    (Marlin), or with MXFP4 on data-center Blackwell (FlashInfer), from 0.11 on."""
+    """Whether the experts' GEMMs need no separate kernel that quantizes activations: from 0.11 on, with 4-bit integer
+    weights (Marlin) or with MXFP4 on data-center Blackwell (FlashInfer)."""
     scheme, gpu = plan.target.model.quantization, plan.target.gpu
     if scheme is None or plan.target.release.before("0.11.0"):
         return False

@@ -165,7 +165,7 @@ class FixedSizeManager(FullAttentionManager):
         return sys.maxsize
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """(0, 0): a recurrent state has no slots for tokens."""
+        """(token slots, tokens stored in them), both 0: these blocks have no slots for single tokens."""
         return 0, 0
 
 

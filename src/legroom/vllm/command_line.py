@@ -33,12 +33,12 @@ class CommandPart:
 
     @property
     def long_name(self) -> str:
-        """The flag's full name for any spelling: short, abbreviated, `--no-`."""
+        """The flag's full name for any spelling: short, abbreviated, `--no-`; as written less `no-` if unknown."""
         return self.flag.name if self.flag else _without_no_prefix(self.name)
 
     @property
     def dest(self) -> str:
-        """vLLM's Python name of the flag (argparse's dest), such as `max_model_len`."""
+        """vLLM's Python name of the flag (argparse's dest), such as `max_model_len`; derived for an unknown flag."""
         return self.flag.dest if self.flag else dest_name(self.name)
 
 
@@ -98,7 +98,7 @@ def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None
 
 
 def _end_of_values(words: Sequence[str], at: int, flag: Flag | None) -> int:
-    """The index after the values of a flag that start at `at`."""
+    """The index after the values of a flag that start at `at`; an unknown flag (None) takes one at most."""
     kind, end = flag.kind if flag else "str", at
     if kind in ("switch", "bool") or (kind == "optbool" and words[at : at + 1] and words[at].lower() not in _TRUTHS):
         return at

@@ -175,8 +175,8 @@ def _sizes_v1(
 def _strided_sizes(
     args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, largest: int | None
 ) -> tuple[int, ...]:
-    """Capture sizes from 0.11.1 on: in steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches.
-    `largest`: the last size where the flags set none; None: by max_num_seqs."""
+    """Capture sizes from 0.11.1 on: in steps of 8 up to 256, of 16 beyond. `largest` is the last one where no flag sets
+    it; where it is None too, max_num_seqs does, and sizes of full decode batches are added."""
     max_num_seqs, max_num_batched_tokens = batching.max_num_seqs, batching.max_num_batched_tokens
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1

@@ -113,7 +113,8 @@ class FlagReader:
         return value
 
     def store(self, flag: Flag, value: Any) -> None:
-        """Store a value in its field, in the speculative config, or among the others."""
+        """Store a converted value in its field, merge it into the speculative config, or keep it as words among the
+        others (--middleware adds up, None drops the flag); a bad --optimization-level becomes a problem."""
         if flag.dest in flag_values.SPECULATIVE_FIELDS or flag.dest in _SHORT_SPECULATIVE:
             key = flag_values.SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
             self.values["speculative_config"] = {**(self.values.get("speculative_config") or {}), key: value}

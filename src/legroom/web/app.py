@@ -54,7 +54,7 @@ class ApiMetrics:
         self._seconds = Histogram(name, about, buckets=buckets, registry=self._registry)
 
     def count(self, path: str, status: int, seconds: float) -> None:
-        """Counts one answer under its endpoint, or under `other` where the path is no endpoint."""
+        """Counts one answer by endpoint (or `other`) and status; the seconds of endpoints alone, in one histogram."""
         name = path.removeprefix("/api/")
         self._requests.labels(name if name in ENDPOINTS else "other", status).inc()
         if name in ENDPOINTS:

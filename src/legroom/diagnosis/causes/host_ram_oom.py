@@ -46,7 +46,8 @@ def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations; None without any."""
+    """Assesses whether host memory ran out: a CPU KV cache that lacks RAM, more pinned than there is, messages of the
+    kernel, platform or Ray, failed host allocations, an end without an error while loading; None without a sign."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -100,7 +101,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
-    """(bytes each rank pins by LMCache, swap or offload, ranks, RAM bytes); None if the RAM is larger or not known."""
+    """(bytes a rank pins by LMCache, swap or offload, ranks, RAM bytes); None if they fit, RAM unknown, or GPU OOM."""
     args = case.startup.args
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
@@ -109,7 +110,7 @@ def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
 
 
 def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
-    """`certainty`, lowered where the GPU failed before the kill or shares the host's memory."""
+    """`certainty`, lowered where something failed before, the driver had no memory, or the GPU shares the host's."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     if error.id not in _CERTAIN and any(item.line < error.line for item in reasons):
         return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; a server that shuts down kills its own
@@ -267,7 +268,6 @@ def _is_bare_sigkill(case: Case) -> bool:
 
 def _less_offload_fix(planner: FixPlanner) -> Fix | None:
     """Fix: the least --cpu-offload-gb with which the card holds the rest, else half; None where nothing less starts.
-
     Steps remain where the limit found is too small for that, too."""
     from legroom.planning.plan import plan
 

@@ -53,7 +53,7 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 
 def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
-    """A fix with twice the tensor-parallel ranks, or as many as the plan needs; None where that does not start."""
+    """Fix: the ranks that the plan needs, else twice as many or all GPUs named; None if unknown or they do not fit."""
     planned = planner.pull_lever_for_weights("idle GPUs", why) or planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
@@ -108,23 +108,24 @@ def _ranks_asked(fix: Fix | None) -> int:
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: weights in 8 bits, where that saves more than the pool lacks; None otherwise and for 4-bit weights."""
+    """Fix: weights in FP8 or a 4-bit checkpoint, of quantized ones the latter alone; None for weights in 4 bits or of
+    unknown size, and where half of them would not bring the pool to 1 GiB."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
         return None
-    quantized = is_quantized(planner)
-    bits = "a quarter of 16-bit weights" if quantized else f"about {gib(weights // 2)} in 8 bits"
+    quantized, four_bit = is_quantized(planner), "a checkpoint of the same model in 4 bits (AWQ, GPTQ, NVFP4)"
+    bits, less = (4, "a quarter of 16-bit weights") if quantized else (8, f"about {gib(weights // 2)}")
     return Fix(
         "checkpoint_format",
-        f"The weights take {gib(weights)} and leave {gib(pool)} for the KV cache; they take {bits}.",
+        f"The weights take {gib(weights)} and leave {gib(pool)} for the KV cache; in {bits} bits they take {less}.",
         flags={} if quantized else {"quantization": "fp8"},
-        steps=("or a checkpoint of the same model in 4 bits (AWQ, GPTQ, NVFP4), which takes a quarter",),
+        steps=(four_bit if quantized else f"or {four_bit}, which takes a quarter",),
         trades="weights are rounded",
     )
 
 
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
+    """Fixes where the weights exceed utilization x total: more of it, and where they fill the card, other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
     if not total or not weights or not accounting.weights_over_budget_bytes:

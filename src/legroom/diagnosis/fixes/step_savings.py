@@ -24,7 +24,7 @@ _CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
-    """max_num_batched_tokens of `tokens`, at most the present, at least `seqs`; chunked prefill if it may be off."""
+    """Flags for `tokens` a step, at most as now, at least `seqs` or max_num_seqs; chunked prefill if it may be off."""
     args, tokens = planner.known.args, min(tokens, planner.step_tokens)
     flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
     may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
@@ -49,7 +49,7 @@ def reduced_limit(planner: FixPlanner, number: int) -> int:
 
 
 def smaller_step_tokens(planner: FixPlanner) -> int:
-    """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
+    """The tokens of a step to propose: vLLM's default of 2,048 if it has more, else half of its own, at least 512."""
     given = planner.step_tokens
     return DEFAULT_STEP_TOKENS if given > DEFAULT_STEP_TOKENS else max(given // 2, 512)
 

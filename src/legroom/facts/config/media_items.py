@@ -43,13 +43,13 @@ def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:
 
 
 class _Grid:
-    """The encoder's patch grid and the processor's size limits."""
+    """The encoder's grid (`patch` in pixels; `side`, `merge` in patches; `class_token` 0 or 1) and the size limits."""
 
     def __init__(self, config: Config, patch: int, merge: int, side: int, class_token: int) -> None:
         self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
 
     def largest_item(self, kind: str, spec: Config) -> MediaItem:
-        """The largest item of this kind, with its tokens and patches by the spec's way of counting."""
+        """The largest item of this kind, with its tokens and patches as its `spec` in towers.json counts them."""
         dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
         counted = {"frames_up_to": self._sampled_video, "max_pixels": self._pixel_limited_item}
         counted |= {"steps": self._growing_video, "tiles": self._tiled_image}
@@ -101,7 +101,7 @@ class _Grid:
         )
 
     def _one_tile_image(self) -> MediaItem:
-        """An image of one tile, with the tokens that the config states or downsampling leaves."""
+        """An image of one tile, of `image_seq_length` tokens, else of (side x `downsample_ratio`, or 0.5) squared."""
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
             ratio = float(self.config.get("downsample_ratio") or 0.5)

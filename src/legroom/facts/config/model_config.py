@@ -18,6 +18,8 @@ _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float
 # vLLM serves a decoder with a sentence-transformers pooling config with the pooling runner. The config.json does not
 # show that, so the model's name decides.
 _NAMED_EMBEDDING = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])", re.IGNORECASE)
+_TextConfig = Mapping[str, Any]
+"""The language model's part of a config.json, under canonical names."""
 
 
 def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
@@ -67,8 +69,8 @@ def _described_model(config: Mapping[str, Any], name: str, source: str) -> Model
     )
 
 
-def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The first architecture of the config, or that of its model type; empty where neither is known."""
+def architecture_of(config: Mapping[str, Any], text: _TextConfig) -> str:
+    """The first architecture of the config, else of `text`, or that of the model type; empty where none is known."""
     for given in (config.get("architectures"), text.get("architectures")):
         if isinstance(given, list | tuple) and given and isinstance(given[0], str):
             return given[0]
@@ -80,7 +82,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     return ""
 
 
-def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+def dtype_of(config: Mapping[str, Any], text: _TextConfig) -> str:
     """The checkpoint's dtype: float16, bfloat16 or float32; bfloat16 where the config states none of them."""
     for where in (config, text, config.get("vision_config") or {}):
         value = where.get("dtype") or where.get("torch_dtype") if isinstance(where, Mapping) else None
@@ -92,7 +94,7 @@ def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     return "bfloat16"
 
 
-def _encoder_layers(text: Mapping[str, Any], architecture: str) -> tuple[Layer, ...]:
+def _encoder_layers(text: _TextConfig, architecture: str) -> tuple[Layer, ...]:
     """The layers of an encoder-decoder model's encoder; empty for other models."""
     mixed = encoder_mixers(text, architecture)
     if not mixed:
@@ -119,7 +121,7 @@ _FALLBACK_LEN = 2048
 """vLLM assumes this where a config names no length at all."""
 
 
-def derived_max_len(text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
+def derived_max_len(text: _TextConfig, *, yarn_multiplies: bool = False) -> int:
     """The config's context length after RoPE scaling (the original one with LongRoPE), 2048 without any length;
     `yarn_multiplies`: YaRN's factor is applied, as up to 0.28.0."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
@@ -137,7 +139,7 @@ def derived_max_len(text: Mapping[str, Any], *, yarn_multiplies: bool = False) -
     return int(derived)
 
 
-def _config_length(text: Mapping[str, Any], key: str) -> int:
+def _config_length(text: _TextConfig, key: str) -> int:
     """The field as a number of tokens; an error where it is no number of at least 1."""
     value = text[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
@@ -145,7 +147,7 @@ def _config_length(text: Mapping[str, Any], key: str) -> int:
     return int(min(value, 2**40))
 
 
-def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(text: _TextConfig) -> Iterator[Mapping[str, Any]]:
     """The rope parameters: one set, or one per layer type (Gemma-3, Gemma-4)."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)

@@ -132,7 +132,8 @@ class Change:
 
 
 def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
-    """The refusal for the first policy or engine bound that the request exceeds; None where it exceeds none."""
+    """The refusal for the first bound that the request exceeds, else None: sequences, prompts (the policy's or 65,536),
+    output tokens (where the policy rejects them), logprobs, media inputs."""
     bounds = policy.requests
     most = bounds.max_sequences
     if most and demand.sequences > most:

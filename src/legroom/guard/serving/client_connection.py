@@ -110,13 +110,13 @@ class ClientConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser: count the header's bytes; trailers behind the body are dropped."""
+        """Called by the parser: count a header's or trailer's bytes towards the head's limit; only headers are kept."""
         self._count_header_bytes(len(name) + len(value) + 4)
         if not self._has_cycle:  # after the head these are trailers, which must not become headers
             super().on_header(name, value)
 
     def _count_header_bytes(self, size: int) -> None:
-        """Add to the size of the request's head; past the maximum the request is refused with 431."""
+        """Add to the size of the request's head; past the maximum refuse it with 431 and raise StopParsing."""
         self._head_bytes += size
         if self._head_bytes > MOST_HEADER_BYTES:
             text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
@@ -181,7 +181,7 @@ class ClientConnection(HttpToolsProtocol):
         self._buffered_bytes = 0
 
     def _refuse_and_stop(self, refusal: Refusal) -> None:
-        """Refuse the request before its body is read, and raise StopParsing."""
+        """Refuse the request before it is read to its end, and raise StopParsing."""
         self.refuse_unread(refusal)
         raise StopParsing
 

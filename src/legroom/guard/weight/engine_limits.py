@@ -3,8 +3,7 @@
 The blocks of a request follow from the pool's blocks, the blocks of one request of full length, and that length. In a
 hybrid model further groups of layers (sliding windows, recurrent states) use the same pool. A request of any length
 holds at most what these groups hold at full length, so a full-length request's surplus over plain attention is added to
-each request: an upper bound, and exact for states of one size.
-"""
+each request: an upper bound, and exact for states of one size."""
 
 import math
 import re
@@ -204,7 +203,7 @@ def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> t
 
 
 def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
-    """Limits from vLLM's configuration inside its API server; attributes that a release lacks stay unknown."""
+    """Limits from vLLM's VllmConfig and its API server's parsed flags; attributes that a release lacks stay unknown."""
     cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _num_engines(parallel)
@@ -241,7 +240,7 @@ def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
 
 
 def _num_engines(parallel: Any) -> int:
-    """Data-parallel engines that this server's requests can go to; behind an external load balancer only its own."""
+    """Data-parallel engines that requests can go to, by vLLM's ParallelConfig; one behind an external load balancer."""
     if getattr(parallel, "data_parallel_external_lb", False):
         return 1
     own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"
@@ -249,7 +248,7 @@ def _num_engines(parallel: Any) -> int:
 
 
 def _default_output_tokens(model: Any) -> int | None:
-    """The max_tokens that the model's generation config sets by default; None where it sets none."""
+    """The positive max_tokens in get_diff_sampling_param() of vLLM's ModelConfig; None where it has none."""
     try:
         return _positive_int(model.get_diff_sampling_param().get("max_tokens"))
     except Exception:  # a model config of another release
@@ -257,7 +256,7 @@ def _default_output_tokens(model: Any) -> int | None:
 
 
 def _media_limits(model: Any) -> Mapping[str, int] | None:
-    """The most images, audio and video inputs per prompt; None where the model config does not tell."""
+    """The most images, audio and video inputs per prompt by vLLM's ModelConfig; None where it does not tell."""
     try:
         limit = model.multimodal_config.get_limit_per_prompt
         return {name: int(limit(name)) for name in ("image", "audio", "video")}

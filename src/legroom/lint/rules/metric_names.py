@@ -50,7 +50,8 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
 
 @checks(Expression, "metric-unknown", "metric-foreign")
 def unknown_metric(expression: Expression, context: Context) -> Findings:
-    """A vLLM series that the linted release does not expose."""
+    """A vLLM series that the linted release does not expose: metric-unknown where another release does or a name to
+    write instead is known, else metric-foreign."""
     known = context.series | _metric_families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
@@ -114,7 +115,7 @@ def _metric_families(expression: Expression, context: Context) -> set[str]:
 def _is_certainly_wrong(
     expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
 ) -> bool:
-    """Whether a missing series is an error and not only a warning."""
+    """Whether a missing series is an error, not a warning; `has_alternatives`: with `or`, beside an existing series."""
     if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
         return False
     if is_of_other_release:

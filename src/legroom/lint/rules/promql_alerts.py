@@ -150,7 +150,7 @@ class _Compared:
 
     @property
     def subtracts(self) -> bool:
-        """Whether a difference is compared, such as `x - x offset 5m`, which also falls."""
+        """Whether a difference is compared, such as `x - x offset 5m`: unlike a counter it also falls."""
         return any(token.text == "-" for token in tokens(self.operand.text))
 
     @property
@@ -210,7 +210,7 @@ def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding
 
 
 def _compares_counter_value(compared: _Compared) -> bool:
-    """Whether counters, or a histogram's sums and counts, are compared by their value: no quantile, no difference."""
+    """Whether counters, or a histogram's sums and counts, are compared by value: no quantile, no difference."""
     if "histogram_quantile" in compared.operand.functions or compared.subtracts:
         return False
     if not compared.is_alone and (compared.comparison.number == 0 or compared.kinds == {"histogram"}):

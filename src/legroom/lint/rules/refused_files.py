@@ -35,14 +35,15 @@ def refused_manifest(document: Node, context: Context) -> Findings:
         yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
 
 
-def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_Refusal]:
-    """(node, what is wrong, what to write) for what the API server refuses in the pods of a manifest."""
+def _refused_by_kubernetes(document: Node, platform_signs: frozenset[str]) -> Iterator[_Refusal]:
+    """(node, what is wrong, what to write) for what the API server refuses in a manifest's selector and pods;
+    `platform_signs` of the linted files, as in `Context`: `kustomize` (it may be a part), `openshift`."""
     if document.get("apiVersion") is None:
         return
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
     template, path = document.get("spec", "template"), document.source.path
-    is_part = "kustomize" in signs or re.search(r"patch|overlay|kustom|\.(md|markdown|rst|py)$", path)
+    is_part = "kustomize" in platform_signs or re.search(r"patch|overlay|kustom|\.(md|markdown|rst|py)$", path)
     is_whole = template is not None and all(each.get("image") for each in template.list("spec", "containers"))
     is_named = document.text("apiVersion") == "apps/v1" and bool(document.text("metadata", "name"))
     if template is not None and is_whole and is_named and not is_part and document.get("spec", "selector") is None:
@@ -65,7 +66,7 @@ def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_R
         declared |= {claim.text("metadata", "name") for claim in claims}
         for container in (*pod.list("containers"), *pod.list("initContainers")):
             yield from _refused_container(container)
-            if "openshift" not in signs and (image_user := _refused_user(container, pod)):
+            if "openshift" not in platform_signs and (image_user := _refused_user(container, pod)):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
                 if (

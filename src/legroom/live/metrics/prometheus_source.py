@@ -102,7 +102,8 @@ class PrometheusSource:
         )
 
     def _values_query(self, matchers: str) -> str:
-        """The PromQL for all series of vLLM with these label matchers, and the resident memory of the same targets."""
+        """The PromQL, with these label matchers, for the series that legroom reads: vLLM's of any release, without
+        buckets, legroom's own, and the resident memory of the targets that have vLLM's."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         # Buckets would be a hundred more series per server.
         latencies = [name for role in _LATENCIES for name in metrics.names_of(role)]

@@ -134,7 +134,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
-    """Blocks that `available_bytes` hold on a stage, or --num-gpu-blocks-override where given (not in 0.9.1)."""
+    """Blocks of `available_bytes` on a stage (LONGEST_LEN without KV), or --num-gpu-blocks-override (not in 0.9.1)."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
@@ -177,7 +177,7 @@ def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int)
 
 
 def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
-    """The KV bytes that a request of `length` tokens takes on a stage, per token; V0: a block's bytes per slot."""
+    """A request's KV bytes on a stage per token of `length`, or of a block if longer; V0: a block's bytes per slot."""
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size

@@ -198,7 +198,7 @@ def _retained_tokens(deployment: _Deployment) -> int:
 
 
 def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
-    """The cache specs of an MLA layer by name: its own and, where it has one, its indexer's."""
+    """The cache specs of an MLA layer by name: its own and, if any, its indexer's; with a window DeepSeek-V4's."""
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)
     settings = deployment.settings
@@ -237,7 +237,8 @@ def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAtten
 
 
 def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment) -> dict[str, CacheSpec]:
-    """DeepSeek-V4: a sliding window of latents, compressed latents, the compressor's state and an indexer."""
+    """DeepSeek-V4's cache specs by name: a window of latents; if the layer compresses, its compressor's state and the
+    compressed latents; if it has an indexer too, that compressor's state and the index: one, three or five."""
     packed = deployment.settings.kv_cache_dtype in ("auto", "fp8", "fp8_ds_mla", "fp8_e4m3")
     alignment = 576 if packed else 512
     settings, width = deployment.settings, mixer.latent_width

@@ -109,8 +109,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
 
 
 def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
-    """Bytes that tensors of these sizes leave unused in torch's segments: free blocks beside the weights, or new
-    ones."""
+    """Bytes that tensors of these sizes leave unused in torch's segments, in free blocks beside the weights or new."""
     free = list(loaded_weights(model, settings, gpu, pp_rank).free_blocks)
     for request in requests:
         block = min((size for size in free if size >= request), default=0)
@@ -249,7 +248,8 @@ def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> l
 
 
 def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
-    """(modules that stay on the GPU, bytes of each tensor that --cpu-offload-gb moves to the host)."""
+    """(modules that stay on the GPU, bytes of each tensor that --cpu-offload-gb moves to the host); rotary tables of an
+    offloaded module stay, as a module of their own."""
     kept: list[StoredModule] = []
     offloaded: list[int] = []
     for each, is_offloaded in zip(stored, offload_marks(stored, settings), strict=True):
