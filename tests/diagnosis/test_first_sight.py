@@ -686,7 +686,7 @@ def test_of_several_killed_processes_the_largest_is_named_with_its_shared_memory
     [
         (
             "ValueError: Too large swap space. 90.00 GiB out of the 100.00 GiB total CPU memory is allocated for it.",
-            {"swap_space": 4},
+            {"swap_space": 0},
             "",
         ),
         (

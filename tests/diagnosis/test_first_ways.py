@@ -271,3 +271,48 @@ def test_a_cache_in_8_bits_is_not_for_cards_without_it() -> None:
 def test_a_draft_head_that_comes_after_the_loaded_model_is_left_out_first() -> None:
     text = "vLLM: some-8B-MTP loaded fine, but then: torch.OutOfMemoryError: Tried to allocate 2.00 GiB. 1.90 GiB free."
     assert first(text).cause != "weights_too_big" or "speculative_config" in way(text).flags
+
+
+def test_a_swap_space_that_is_refused_becomes_none() -> None:
+    # The default of 4 GiB a GPU may be what was refused.
+    assert way("ValueError: Too large swap space.\n").flags == {"swap_space": 0}
+
+
+def test_sleep_that_frees_a_hundredth_of_what_stays_keeps_the_memory() -> None:
+    found = first("Sleep mode freed 1.10 GiB memory, 140.00 GiB memory is still in use.\n")
+    assert found.cause == "sleep_mode_or_rlhf_colocation"
+    assert [fix.kind for fix in found.fixes[:2]] == ["engine_version_or_V0", "other_engine_feature_off"]
+    freed_most = "Sleep mode freed 120.00 GiB memory, 2.10 GiB memory is still in use.\n"
+    assert not read_log([freed_most.encode()], "log").runs[0].findings
+
+
+def test_a_small_shared_memory_comes_before_the_buffers_that_do_not_fit_there() -> None:
+    text = (
+        "NCCL WARN Cuda failure 'out of memory'\nncclSystemError: System call (e.g. socket, malloc) failed.\n"
+        "NCCL WARN Error: failed to open shared memory segment (/dev/shm too small: 64MB)\n"
+    )
+    assert first(text).cause == "host_ram_oom"
+    assert "shm" in way(text).steps[0]
+
+
+def test_a_shorter_length_on_v0_keeps_the_split_of_prompts_that_the_longer_one_had() -> None:
+    text = (
+        "ValueError: The model's max seq len ({}) is larger than the maximum number of tokens that can be stored in "
+        "KV cache (21776). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.\n"
+    )
+    assert way(text.format(131072)).flags == {"max_model_len": 21504, "enable_chunked_prefill": True}
+    assert way(text.format(32768)).flags == {"max_model_len": 21504}
+
+
+def test_a_setting_that_is_off_by_default_on_amd_is_no_first_way() -> None:
+    text = "Llama 405B on 8 MI355X, vLLM 0.10.2, --tensor-parallel-size 8\nNCCL WARN Cuda failure 'out of memory'\n"
+    assert "NCCL_CUMEM_ENABLE" not in way(text).env
+    assert way(text.replace("MI355X", "H200")).env == {"NCCL_CUMEM_ENABLE": "0"}
+
+
+def test_a_title_that_says_what_failed_counts_more_than_the_environment_below_it() -> None:
+    text = (
+        "LoRA requests raise a CUDA OutOfMemoryError in vLLM when the input is longer than 8k tokens\n"
+        "PyTorch version: 2.6.0+cu124\nOS: Ubuntu 22.04\nNvidia driver version: 535.183.06\n"
+    )
+    assert first(text).cause != "driver_or_cuda_mismatch"

@@ -23,7 +23,7 @@ _ENDINGS = ("ings", "ing", "ies", "ed", "es", "ly", "s")
 _SHORTEST_STEM = 3
 _FEW_WORDS_LENGTH = 10.0
 """Two words that are in one text of fifty have this length: so little tells half of what it would."""
-_PRINTED = ("failure", "host", "exception", "frame", "echo", "milestone", "once", "stats", "banner")
+_PRINTED = ("failure", "host", "exception", "frame", "echo", "milestone", "once", "stats", "banner", "symptom")
 _FEWEST_WORDS = 6
 """Of 2,852 descriptions 99 in 100 have more words."""
 _MOST_CHARS = 20_000
@@ -68,11 +68,15 @@ class WordEvidence:
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
     """Likelihoods of the causes by the lines that a person wrote; None for a log, or too few known words."""
-    told_lines = {item.line for item in printed if item.id.endswith("_told") and item.id != "story_told"}
-    shown = {item.line for item in printed if item.role in _PRINTED} - told_lines
-    numbered = enumerate(sentence_lines(text.split("\n")), 1)
-    told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
-    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(told.counts) < _FEWEST_WORDS:
+    shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
+    # A sentence that quotes the error too is no description alone, and counts beside one.
+    quoting = {item.line for item in printed if item.id.endswith("_told") and item.id != "story_told"} & shown
+    numbered = [(at, line) for at, line in enumerate(sentence_lines(text.split("\n")), 1) if line]
+    told = WordEvidence({}, tuple((at, line) for at, line in numbered if at not in shown))
+    if len(told.counts) < _FEWEST_WORDS:
+        return None
+    told = replace(told, lines=tuple((at, line) for at, line in numbered if at not in shown - quoting))
+    if sum(len(line) for _, line in told.lines) > _MOST_CHARS:
         return None
     return replace(told, likelihoods=_likelihoods(told.vector)) if told.vector else None
 

@@ -8,6 +8,8 @@ from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, Usage, other_value
 from legroom.vllm.traits import is_encoder_decoder, is_pooling, traits
 
+CHUNKED_ABOVE_TOKENS = 32768
+"""V0 chunks prefills by default above this max_model_len (`EngineArgs.create_engine_config`, 0.5.3 to 0.10)."""
 _MIN_BATCHED_TOKENS = 2048
 """The V0 engine's _DEFAULT_MAX_NUM_BATCHED_TOKENS."""
 _PREFIX_LM_TYPES = ("gemma4",)
@@ -133,7 +135,7 @@ def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Releas
     """Whether V0 chunks prefills: as given, else on NVIDIA above 32,768 max_model_len (0.5.3+), if features allow."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
-    if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":
+    if release.before("0.5.3") or max_model_len <= CHUNKED_ABOVE_TOKENS or gpu.vendor != "nvidia":
         return False
     exceptions = (
         traits(model).slides_everywhere and other_value(args, "--disable-sliding-window") is None,

@@ -23,7 +23,7 @@ _REFUSED_PIN = "CUDA error: invalid argument"
 
 _MEMORY = re.compile(r"oom|memory", re.IGNORECASE)
 _BY_SIGN = (
-    ("too_large_swap", "default_swap"),
+    ("too_large_swap", "no_swap"),
     ("tmpfs_checkpoint", "checkpoint_on_disk"),
     ("streamer_loader", "bounded_streamer"),
 )

@@ -13,6 +13,7 @@ from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_s
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
 from legroom.vllm.args import env_flag
+from legroom.vllm.batching import CHUNKED_ABOVE_TOKENS
 from legroom.vllm.resolve import default_and_longest_len
 
 _ROUNDED = GIB // 200
@@ -247,9 +248,22 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
         why += f" {wanted:,} is above the {limit:,} tokens that the model was made for."
     if _is_hardly_usable(planner.case):
         why += " That starts, and is hardly usable."
+    if _loses_chunked_prefill(planner, wanted, flags["max_model_len"]):
+        flags["enable_chunked_prefill"] = True
+        why += " The V0 engine splits prompts by itself only above 32,768 tokens; whole, they leave a smaller pool."
     checked = planner.plan_change("max_model_len", flags, why, trades=trades)
     # The length that the log prints is certain, even where the memory model disagrees.
     return replace(checked or Fix("max_model_len", why, flags, trades=trades), proven=True)
+
+
+def _loses_chunked_prefill(planner: FixPlanner, wanted: int, shorter: int) -> bool:
+    """Whether V0, whose wording this is, chunks prefills at the `wanted` length by default and not at the shorter."""
+    made, args = planner.failed_plan, planner.given_args
+    if not (planner.case.has("kv_tokens_short") and shorter <= CHUNKED_ABOVE_TOKENS < wanted):
+        return False
+    if planner.case.engine.generation == "V1" or args.enable_chunked_prefill is not None or args.enable_lora:
+        return False
+    return not planner.known.release.before("0.5.3") and (made is None or made.settings.enable_chunked_prefill)
 
 
 def model_limit(planner: FixPlanner) -> int | None:

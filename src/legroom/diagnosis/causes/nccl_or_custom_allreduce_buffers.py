@@ -21,7 +21,8 @@ def examine(case: Case) -> Assessment | None:
     if error:
         why = reason("nccl_without_memory")
         unhandled = case.first("nccl_unhandled_cuda")
-        return Assessment(Strength.NAMED, proof(unhandled, error), why)
+        is_of_host = case.has("shm_small", "shm_no_space", "shm_insufficient")  # NCCL's segments there failed as well
+        return Assessment(Strength.USUAL if is_of_host else Strength.NAMED, proof(unhandled, error), why)
     if case.is_oom and (told := case.first("nccl_release_told")):
         why = f"By the text it works with NCCL {told.facts['what']}: what the other release takes more is missing."
         return Assessment(Strength.COMPARED, proof(told, case.first_failure), why)
@@ -42,7 +43,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
         yield Fix("disable_custom_allreduce_or_nccl_env", "The text itself says that this worked.", steps=steps)
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
-    if _vllm_sets_nccl_variable(planner) or planner.case.phase == "serving":
+    if _has_no_cumem(planner) or planner.case.phase == "serving":
         if room is not None:
             yield replace(room, steps=known_fix("no_nccl_cumem").steps)
     else:
@@ -52,8 +53,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield known_fix("who_filled_the_card")
 
 
-def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
-    """Whether this release sets NCCL_CUMEM_ENABLE=0 itself; by engine and log style where the release is unknown."""
+def _has_no_cumem(planner: FixPlanner) -> bool:
+    """Whether cuMem is off already: by RCCL's default, or by this release; by log style where that is unknown."""
+    if planner.known.gpu is not None and planner.known.gpu.vendor == "amd":
+        return True
     if planner.known.release_known:
         return planner.release_is_within(*_SET_BY_VLLM)
     engine = planner.case.engine

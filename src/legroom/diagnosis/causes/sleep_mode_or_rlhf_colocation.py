@@ -12,6 +12,8 @@ from legroom.units import GIB, gib
 
 _SERVER_BESIDE = "another process, such as a server awake beside it,"
 _START_CHECKS = ("free_below_desired", "free_below_desired_bare")
+_KEEPS_PART = 20
+"""Weights and pool are most of what an engine holds: sleep that frees a twentieth of what stays keeps both."""
 _LEAST_SHARE = 0.3
 """Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
 
@@ -20,6 +22,9 @@ def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework; else None."""
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
+    if _freed_nothing(case):
+        why = "Sleep gave back neither the weights nor the KV cache: it frees only what its own allocator holds."
+        return Assessment(Strength.SHOWN, proof(case.first("sleep_freed", "sleep_kept_told"), case.first_failure), why)
     if cumem or (case.is_oom and "frame_wake" in case.frames):
         who = "the trainer or its optimizer" if _has_trainer(case) else _SERVER_BESIDE
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
@@ -27,9 +32,6 @@ def examine(case: Case) -> Assessment | None:
             why = reason("first_mapping")
         proven = proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom"))
         return Assessment(Strength.NAMED, proven, why)
-    if _freed_nothing(case):
-        why = "Sleep freed nothing: it gives back only what sleep mode's own allocator holds, and that holds nothing."
-        return Assessment(Strength.SHOWN, proof(case.first("sleep_freed", "sleep_kept_told"), case.first_failure), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
         return Assessment(Strength.NAMED, proof(grew), why)
@@ -53,8 +55,10 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _freed_nothing(case: Case) -> bool:
-    """Whether every sleep in the text freed 0 bytes, or the text says that nothing was freed."""
-    return case.has("sleep_kept_told") or {item.number("freed_bytes") for item in case.all("sleep_freed")} == {0}
+    """Whether every sleep in the text freed next to nothing, or the text says that nothing was freed."""
+    sizes = [(item.number("freed_bytes"), item.number("left_bytes") or 0) for item in case.all("sleep_freed")]
+    is_shown = all(freed is not None and freed * _KEEPS_PART <= left for freed, left in sizes)
+    return case.has("sleep_kept_told") or (bool(sizes) and is_shown)
 
 
 def _is_first_mapping(case: Case) -> bool:
@@ -93,8 +97,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # Beside a trainer the engine would hold its share through every training step.
     is_asleep = planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak")
     off = known_fix("no_sleep_mode") if is_asleep and not _has_trainer(planner.case) else None
-    if _freed_nothing(planner.case) and not planner.case.has("sleep_on"):
-        yield known_fix("sleep_mode_on")
+    if _freed_nothing(planner.case):
+        is_off = freed in (None, 0) and not planner.case.has("sleep_on", "sleep_enabled", "frame_wake")
+        yield from (known_fix("sleep_mode_on"),) if is_off else (newer, off or known_fix("no_sleep_mode"))
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         smaller = known_fix("smaller_training_step")
         yield replace(smaller, steps=smaller.steps[1:]) if planner.case.tells(prose("smallest_batch")) else smaller

@@ -294,8 +294,8 @@ def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
         return bool(value >= given.max_num_seqs)
     if name not in ServeArgs.__dataclass_fields__:
         return False
-    if name == "enable_chunked_prefill" and not planner.known.release_known:  # V0 has it off
-        return given.enable_chunked_prefill is value
+    if name == "enable_chunked_prefill" and (not planner.known.release_known or planner.case.has("kv_tokens_short")):
+        return given.enable_chunked_prefill is value  # V0 has it off, or only on at this length
     return getattr(given, name) == value or (value is not None and planner.in_force(name) == value)
 
 
