@@ -353,6 +353,21 @@ LINES = {
         "kind: Pod\nspec:\n  bucketName: YOUR_BUCKET\n  image: a/vllm:1\n",
         "path-missing",
     ),
+    "GPUs of one rank": (
+        "compose.yml",
+        f"{CARDS % 'all'}    command: --tensor-parallel-size 1\n".replace("count: all", "count: -1"),
+        "gpus-idle",
+    ),
+    "a list that begins with another": (
+        "compose.yml",
+        f"{PUBLISHED}  web:\n    depends_on:\n      - db\n      - vllm\n",
+        "probe-missing",
+    ),
+    "one sequence of a chart": ("values.yaml", "vllm:\n  maxNumSeqs: 1\n", "flag-costly"),
+    "a tag that is a word": ("values.yaml", "image:\n  repository: vllm/vllm-openai\n  tag: gemma\n", "image-moving"),
+    "a job without memory": ("a.sh", "#!/bin/sh\n#SBATCH --gres=gpu:1\nvllm serve m/m\n", "host-memory"),
+    "backslashes in single quotes": ("a.sh", "vllm serve m/m --allowed-origins '[\\\"*\\\"]'\n", "flag-value"),
+    "a program behind a variable": ("a.sh", '#!/bin/sh\nexec env A=1 "$VLLM_BIN" serve m/m --port 1\n', "api-open"),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -367,6 +382,9 @@ def test_a_line_is_noted(what):
     ("path", "text", "rule"),
     [
         ("values.yaml", "vllm:\n  repository: acme/vllm\n  tag: v0.20.0\n", "image-moving"),
+        ("a.sh", "uv run --with vllm -- vllm serve m/m --host 127.0.0.1\n", "module-unknown"),
+        ("a.yaml", "# vllm\nargs:\n- /model\nimage: a/vllm:1\nports: []\nmountPath: /model\n", "cache-lost"),
+        ("a.sh", 'bash -c "vllm serve m/m --allowed-origins \'[\\"*\\"]\'"\n', "flag-value"),
         ("a.sh", "#SBATCH --mem=0\nvllm serve m/m --host 127.0.0.1\n", "host-memory"),
         ("a.sh", "export VLLM_PORT=0\nvllm serve m/m\n", "env-meaning"),
         ("a.yaml", "kind: Pod\nenv:\n- name: VLLM_PORT\n  value: '0'\nimage: a/vllm:1\n", "env-meaning"),

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 from legroom.deployments.file_kinds import kind_of
-from legroom.deployments.server_words import API_SERVERS, expand_variables
+from legroom.deployments.server_words import API_SERVERS, expand_variables, server_start
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
 from legroom.facts import pattern, read_data
@@ -49,7 +49,8 @@ def unknown_subcommand(command: InvokedCommand, context: Context) -> Findings:
     texts = [word.text for word in command.words]
     at = next((i for i, text in enumerate(texts) if not _BEFORE_PROGRAM.fullmatch(text)), len(texts))
     program, given, following = (*texts[at:], "", "", "")[:3]
-    if program.rpartition("/")[2] != "vllm" or given in read_data("server_image.json")["commands"]:
+    is_one = given in read_data("server_image.json")["commands"] or server_start(texts) is not None
+    if program.rpartition("/")[2] != "vllm" or is_one:
         return
     has_flags = not flags_ever().keys().isdisjoint(map(plain_name, texts[at + 1 :]))
     is_mistyped = similarity(given, "serve") > 0.6 or given == "run"
