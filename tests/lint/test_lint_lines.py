@@ -385,6 +385,8 @@ def test_a_line_is_noted(what):
         ("a.sh", "uv run --with vllm -- vllm serve m/m --host 127.0.0.1\n", "module-unknown"),
         ("a.yaml", "# vllm\nargs:\n- /model\nimage: a/vllm:1\nports: []\nmountPath: /model\n", "cache-lost"),
         ("a.sh", 'bash -c "vllm serve m/m --allowed-origins \'[\\"*\\"]\'"\n', "flag-value"),
+        ("a.sh", "python a.py --backend vllm --model m/m\n", "module-unknown"),
+        ("a.yml", "  a:\n    image: acme/vllm:1\n    tag: v1\n", "image-moving"),  # a part of a file to be copied
         ("a.sh", "#SBATCH --mem=0\nvllm serve m/m --host 127.0.0.1\n", "host-memory"),
         ("a.sh", "export VLLM_PORT=0\nvllm serve m/m\n", "env-meaning"),
         ("a.yaml", "kind: Pod\nenv:\n- name: VLLM_PORT\n  value: '0'\nimage: a/vllm:1\n", "env-meaning"),

@@ -47,7 +47,7 @@ def without_other_services(path: str, text: str) -> str:
         ends = [*(at for at, _ in starts[1:]), services.end()]
     elif is_chart := not _KIND.search(text) and any("vllm" in image for image in _IMAGE.findall(text)):
         tops = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
-        ends = [*tops[1:], len(text)]
+        ends = [*tops[1:], *([len(text)] if tops else ())]
         images = (_IMAGE.findall(text[start:end]) for start, end in zip(tops, ends, strict=True))
         starts = [(start, not named or "vllm" in " ".join(named)) for start, named in zip(tops, images, strict=True)]
     else:
