@@ -19,7 +19,7 @@ def made(*args, probe=None, env=None, annotation="", gpu=H100, image=PINNED, mod
         container["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, **probe}
     container["env"] = [{"name": "HF_TOKEN", "value": "$(TOKEN)"}, *([env] if env else [])]
     if module:
-        container["command"] = ["python3", "-m", f"vllm.{module}"]
+        container["command"] = ["vllm", module] if "." not in module else ["python3", "-m", f"vllm.{module}"]
     if annotation:
         thing["metadata"]["annotations"] = {"legroom/gpu": annotation}
     return thing
@@ -64,6 +64,7 @@ MANIFESTS = {
     "a module that is misspelt": (made(module="entrypoints.openai.api_sever"), "error"),
     "a package that is misspelt": (made(module="entrypoint.openai.api_server"), "error"),
     "a module that may be a fork's": (made(module="entrypoints.openai.multi_model_api_server"), "warning"),
+    "a command that is misspelt": (made(module="server"), "error"),
     "a probe of another port": (made(*LLAMA, "--port", "9000", probe={"initialDelaySeconds": 3600}), "error"),
     "a GPU beyond those of the container": (made(env={"name": "CUDA_VISIBLE_DEVICES", "value": "1"}), "error"),
 }

@@ -612,3 +612,36 @@ def test_a_line_that_is_a_mistake_wherever_it_stands_is_noted(rule):
     findings = lint_texts([LINES[rule], beside], LintOptions()).findings
     severity = "warning" if rule == "container-command" else "note"
     assert (rule, severity) in {(each.rule, each.severity) for each in findings}
+
+
+DOCKERFILE = "FROM nvidia/cuda:12.4.1-devel-ubuntu22.04\nRUN pip install vllm==0.20.0\nCMD %s\n"
+ENTERED = "services:\n  a:\n    image: vllm/vllm-openai:v0.20.0\n    entrypoint: [vllm]\n    command: %s\n"
+MISTYPED = {
+    "a letter too few": ("vllm serv Qwen/Qwen3-8B\n", "a.sh"),
+    "a letter too many": ("exec uv run vllm server --model Qwen/Qwen3-8B\n", "a.sh"),
+    "the word of another program": ("vllm run Qwen/Qwen3-8B\n", "a.sh"),
+    "a model alone": ("nohup vllm Qwen/Qwen3-8B --port 80 &\n", "a.sh"),
+    "flags alone": ("sudo vllm --model Qwen/Qwen3-8B\n", "a.sh"),
+    "an image that is built": (DOCKERFILE % '["vllm", "server", "Qwen/Qwen3-8B"]', "Dockerfile"),
+    "a service": (ENTERED % "[server, Qwen/Qwen3-8B]", "compose.yaml"),
+}
+
+
+@pytest.mark.parametrize("where", MISTYPED)
+def test_a_command_that_vllm_does_not_have_is_an_error(where):
+    assert judged(*MISTYPED[where]) == [("module-unknown", "error")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm bench serve --model Qwen/Qwen3-8B",
+        "vllm --version",
+        "docker logs vllm --follow",
+        "docker run --gpus all --name vllm --shm-size 4g vllm/vllm-openai:v0.20.0 Qwen/Qwen3-8B",
+        "kubectl run vllm --port=8000 --image=vllm/vllm-openai:v0.20.0",
+        "./vllm start",
+    ],
+)
+def test_what_is_called_vllm_beside_its_program_is_no_mistyped_command(text):
+    assert judged(text) == []

@@ -95,6 +95,8 @@ def _image_server(source: Text, stage: "_Stage") -> Iterator[Subject]:
         server = StartedServer("docker", words[at:], stage.env, source.place, source.place(first), stage.image)
         yield replace(server, read_as="a Dockerfile", is_exec_form=source.text[first - 1 : first] in ("[", '"'))
         return
+    if any(basename(word.text) == "vllm" for word in words[:1]):
+        yield InvokedCommand(words, "", source.place)
     if is_server_image(stage.image) and stage.env and not any(" " in word.text for word in words):
         # A program of its own starts vLLM in this environment.
         yield StartedServer("docker", (), stage.env, source.place, source.place(first), stage.image)

@@ -7,7 +7,7 @@ from itertools import islice, product
 from typing import Any
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes, repeated_entry
-from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
+from legroom.deployments.server_words import DYNAMO, KSERVE, basename, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import OPEN_WORD, Place, Text
@@ -203,7 +203,7 @@ def container_servers(
     elif engine := dynamo_as_serve(words):
         yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
-        if any(word.text == "-m" for word in words):
+        if any(word.text == "-m" or basename(word.text) == "vllm" for word in words):
             yield InvokedCommand(words, "", place)
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from script_commands(node, env, runs) if node is not None else ()

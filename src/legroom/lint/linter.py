@@ -44,7 +44,7 @@ _RELABELING = pattern("linter.relabeling")
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
-_API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
+_API_KEY = re.compile(r"api[-_]key|requires_proxy_auth ?= ?True", re.IGNORECASE)
 _OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
 _ALL_RULES = "*"
 _TAG_OF_VALUES = re.compile(r"vllm/vllm-[\w-]+[\"']?\s*\n\s*(?:tag|version):\s*[\"']?v?(0\.\d+\.\d+)")
@@ -282,11 +282,8 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
     """The finding; in a chart template a note where the chart's user decides (not `is_of_user`), an example's error a
     warning."""
-    if (
-        finding.rule in read_data("lint_rules.json")["left_to_user"]
-        and not is_of_user
-        and _OF_TEMPLATE.search(finding.place.path)
-    ):
+    is_left = finding.rule in read_data("lint_rules.json")["left_to_user"] and not is_of_user
+    if is_left and _OF_TEMPLATE.search(finding.place.path):
         return replace(finding, severity="note")
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
 

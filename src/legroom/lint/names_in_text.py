@@ -47,7 +47,7 @@ def without_other_services(path: str, text: str) -> str:
         ends = [*(at for at, _ in starts[1:]), services.end()]
     elif is_chart := not _KIND.search(text) and any("vllm" in image for image in _IMAGE.findall(text)):
         tops = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
-        ends = [*tops[1:], len(text)]
+        ends = [*tops[1:], *([len(text)] if tops else ())]
         images = (_IMAGE.findall(text[start:end]) for start, end in zip(tops, ends, strict=True))
         starts = [(start, not named or "vllm" in " ".join(named)) for start, named in zip(tops, images, strict=True)]
     else:
@@ -78,11 +78,8 @@ def mistaken_names(text: str, kind: Kind | None, all_text: str, server_flags: fr
     releases = [known_release(version) for version in {*_PINNED.findall(all_text)} & {*known_releases()}]
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
-        if (
-            name in flags_ever()
-            and name not in server_flags
-            and not any(name in flags_of(each) for each in (latest(), *releases))
-        ):
+        is_read = any(name in flags_of(each) for each in (latest(), *releases))
+        if name in flags_ever() and name not in server_flags and not is_read:
             problem = explain_unknown(name, latest())
             if problem.kind in ("removed", "renamed"):
                 suggestion = f"write {problem.instead}" if problem.instead else "leave it out"

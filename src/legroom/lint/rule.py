@@ -90,7 +90,7 @@ class Context:
     """Whether the file switches MIG on or off."""
     platform_signs: frozenset[str] = frozenset()
     """`openshift`, which gives every pod a user, `kustomize`, `own-port`, which no Service called `vllm` sets,
-    `own-port-here` in the file's folder, and `gpu-slices`."""
+    `own-port-here` in the file's folder, `gpu-slices` and `cpu-build`."""
     entry_scripts: frozenset[str] = frozenset()
     """Scripts that a linted file starts a container with."""
     uses_ray: bool = False
@@ -178,11 +178,8 @@ class Context:
             return False
         if server.place.path.endswith(".py"):
             return False  # a program puts its command together
-        return not server.image or (
-            images.is_published_by_vllm(server.image)
-            and not images.is_other_build(server.image)
-            and "nightly" not in server.image
-        )
+        is_changed = images.is_other_build(server.image) or "nightly" in server.image
+        return not server.image or (images.is_published_by_vllm(server.image) and not is_changed)
 
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
         """Whether every release that has the flag reports this kind of problem with it; True where none has it."""

@@ -111,9 +111,8 @@ def _below_weights(storage: Node, servers: list[StartedServer], context: Context
     size, needed = kubernetes_bytes(storage.scalar or ""), max((plan.checkpoint_bytes for plan in of_hub), default=0)
     if size and needed > size:
         message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
-        yield finding(
-            "path-missing", storage.source.place(storage.offset), message, "ask for more than the weights take"
-        )
+        place = storage.source.place(storage.offset)
+        yield finding("path-missing", place, message, "ask for more than the weights take")
 
 
 @checks(Node, "path-missing", "rollout-stuck")

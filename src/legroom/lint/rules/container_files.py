@@ -46,11 +46,8 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
     if is_told and not is_offline and mount is not None and mount.is_read_only:
         message = f"{mount.path} is read-only: {args.model} is not downloaded where a file of it is missing"
         yield finding("cache-lost", server.place, message, "mount it for writing, or set HF_HUB_OFFLINE")
-    if (
-        server.has_read_only_root
-        and "TMPDIR" not in server.env
-        and _mount_that_holds(server.mounts, "/tmp/vllm") is None
-    ):
+    has_tmp = "TMPDIR" in server.env or _mount_that_holds(server.mounts, "/tmp/vllm") is not None
+    if server.has_read_only_root and not has_tmp:
         message = "the container's root is read-only, and vLLM writes its sockets to /tmp: it does not start"
         yield finding("path-missing", server.place, message, "mount an emptyDir at /tmp, and one for the caches")
     offline = server.env.get("HF_HUB_OFFLINE")

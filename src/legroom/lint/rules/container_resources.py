@@ -71,11 +71,8 @@ def _limit_below_files(server: StartedServer, context: Context, limit: int, held
         yield replace(found, severity="note") if is_read_once else found
     shm = server.shm if server.runs == "kubernetes" else None
     shm_bytes = kubernetes_bytes(shm or "")
-    if (
-        shm
-        and not shm.startswith(("host", "KubeRay", "the runtime", "mounted"))
-        and limit <= held + (shm_bytes or held)
-    ):
+    is_counted = bool(shm) and not str(shm).startswith(("host", "KubeRay", "the runtime", "mounted"))
+    if is_counted and limit <= held + (shm_bytes or held):
         what = f"{human_bytes(shm_bytes) if shm_bytes else 'all'} of the {human_bytes(limit)}"
         message = f"what is written to /dev/shm counts into the memory limit, and may take {what}"
         found = finding("host-memory", server.place, message, "raise the limit, and give the emptyDir a sizeLimit")
@@ -121,13 +118,8 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     # A controller such as KServe may add to the resources of its own kinds.
     is_plain = server.read_as.startswith(("Kubernetes Deployment", "Kubernetes StatefulSet", "Kubernetes Pod"))
     is_whole = is_plain if server.runs == "kubernetes" else server.mounts is not None
-    if (
-        server.has_no_gpu
-        and is_whole
-        and is_published_by_vllm(server.image)
-        and "NVIDIA_VISIBLE_DEVICES" not in server.env
-        and not has_open_words(server)
-    ):
+    is_told = is_whole and "NVIDIA_VISIBLE_DEVICES" not in server.env and not has_open_words(server)
+    if server.has_no_gpu and is_told and is_published_by_vllm(server.image):
         suggestion = read_data("lint_rules.json")["advice"]["gpus-too-few"].get(server.runs, "")
         # Where NVIDIA's runtime is the default the container sees every GPU: common with Docker, not on nodes.
         found = finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)

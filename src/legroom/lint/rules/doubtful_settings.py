@@ -17,7 +17,8 @@ from legroom.vllm.args import other_value
 @checks(StartedServer, "eager")
 def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
     """A server with --enforce-eager, which decodes slower without CUDA graphs."""
-    if not context.parsed_args(server).args.enforce_eager or not server.runs_on_gpus:
+    is_of_cpu = not server.runs_on_gpus or "cpu-build" in context.platform_signs
+    if not context.parsed_args(server).args.enforce_eager or is_of_cpu:
         return
     plan = context.plan_of(server)
     graphs = plan.layout.cuda_graph_bytes if plan else 0
@@ -50,12 +51,14 @@ def flags_without_companions(server: StartedServer, context: Context) -> Finding
     """Flags that vLLM refuses or does not use without another one."""
     if has_open_words(server) or flag_word(server, "--config"):
         return
+    cards = " ".join((*server.gpu_names, *(card.name for card in context.named_cards)))
     for row in read_data("flag_companions.json")["rows"]:
         word = flag_word(server, row["flag"])
         is_met = flag_word(server, *row["needs"]) is not None or context.release_of(server).at_least(
             row.get("before", _NO_RELEASE)
         )
         is_met = is_met or (row["rule"] == "code-trusted" and context.parsed_args(server).args.model[:1] in ("/", "."))
+        is_met = is_met or ("not_on" in row and re.search(row["not_on"], cards) is not None)
         if word is not None and not is_met and re.fullmatch(row.get("value", ".*"), flag_value(server, word)):
             is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
             found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
@@ -105,10 +108,8 @@ def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
         if given is None or planned is None or given in (planned, -1):
             continue
         flag = flag_name(dest)
-        message, suggestion = (
-            f"{flag} is {given:g} here and {planned:g} in the plan",
-            f"write {flag} {planned:g}, or plan again",
-        )
+        message = f"{flag} is {given:g} here and {planned:g} in the plan"
+        suggestion = f"write {flag} {planned:g}, or plan again"
         yield finding("plan-differs", flag_place(server, flag), message, suggestion, len(flag))
 
 

@@ -167,8 +167,10 @@ def _asks_for_key(server: StartedServer, context: Context) -> bool:
     default = _DEFAULT.fullmatch(given.text) if given is not None else None
     is_empty = given is not None and (not given.text or (default is not None and not default[1]))
     is_elsewhere = server.may_have_variable(_KEY) and not is_empty
-    is_read = server.runs in ("compose", "kubernetes", "docker") and bool(server.words) and not has_open_words(server)
-    return is_elsewhere or bool(flag_word(server, "--api-key", "--config")) or (context.names_api_key and not is_read)
+    is_read = server.runs in ("compose", "kubernetes", "docker") and len(server.words) > 2
+    is_hidden = context.names_api_key and not (is_read and not has_open_words(server))
+    asks_clients = other_value(context.parsed_args(server).args, "--ssl-cert-reqs") == "2"
+    return is_elsewhere or asks_clients or is_hidden or bool(flag_word(server, "--api-key", "--config"))
 
 
 @checks(StartedServer, "api-open")

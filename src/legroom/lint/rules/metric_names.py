@@ -55,9 +55,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
     known = context.series | _metric_families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
-    has_alternatives = any(token.text == "or" for token in tokens(expression.text)) and any(
-        series.text in known for series in named
-    )
+    has_or = any(token.text == "or" for token in tokens(expression.text))
+    has_alternatives = has_or and any(series.text in known for series in named)
     for series in named:
         prefix = _KSERVE if series.text.startswith(_KSERVE) and is_query else ""
         name = series.text.removeprefix(prefix)
@@ -84,12 +83,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         better = ratio_instead(name, context.release_of_series).replace("vllm:", f"{prefix}vllm:") if is_query else ""
         suggestion = f"write {better or prefix + instead}"
         if not better and not instead:
-            reason = (
-                ": this release shows nothing like it"
-                if releases_of(name)
-                else ", unless something beside vLLM shows it"
-            )
-            suggestion = f"leave it out{reason}"
+            reason = ": this release shows nothing like it"
+            suggestion = f"leave it out{reason if releases_of(name) else ', unless something beside vLLM shows it'}"
         message = f"{name} {_releases_sentence(spans, context)}"
         # A program may be written for several releases.
         is_certain = is_query and (

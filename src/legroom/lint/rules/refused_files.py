@@ -69,11 +69,8 @@ def _refused_by_kubernetes(document: Node, platform_signs: frozenset[str]) -> It
             if "openshift" not in platform_signs and (image_user := _refused_user(container, pod)):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
-                if (
-                    mount.get("mountPath") is None
-                    and mount.values
-                    and "$" not in "".join(key for key, _ in mount.items())
-                ):
+                is_open = any("$" in key for key, _ in mount.items())
+                if mount.get("mountPath") is None and mount.values and not is_open:
                     yield mount, f"the mount of {mount.text('name')} has no mountPath", "write mountPath"
                 is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))
                 if is_told and mount.text("name") not in declared:
@@ -199,9 +196,8 @@ def external_with_settings(document: Node, context: Context) -> Findings:
             if item.text("external") == "true" and others:
                 refuses = "Compose refuses" if kind == "volumes" else "the specification of Compose refuses"
                 message = f"{name} is external, and {refuses} {', '.join(others)} beside it"
-                found = finding(
-                    "manifest-refused", document.source.place(item.offset), message, "leave one of them out"
-                )
+                place = document.source.place(item.offset)
+                found = finding("manifest-refused", place, message, "leave one of them out")
                 yield found if kind == "volumes" else replace(found, severity="note")  # which Compose ignores so far
 
 

@@ -32,6 +32,5 @@ def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
         is_reference = word is not None and "$" in server.words[server.words.index(word) :][:2][-1].raw
         if word and value and not value.startswith("--") and not is_reference and not _PLACEHOLDER.search(value):
             message = f"the value of {flag} is written down here, and the process list shows it"
-            yield finding(
-                "secret-written", server.place_of(word), message, f"set {name} from a secret store", len(flag)
-            )
+            suggestion = f"set {name} from a secret store"
+            yield finding("secret-written", server.place_of(word), message, suggestion, len(flag))

@@ -5,11 +5,12 @@ import re
 from dataclasses import replace
 
 from legroom.deployments.file_kinds import kind_of
-from legroom.deployments.server_words import API_SERVERS, expand_variables
+from legroom.deployments.server_words import API_SERVERS, expand_variables, server_start
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
 from legroom.facts import pattern, read_data
-from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
+from legroom.facts.flags import env_history, env_names, flags_ever, flags_of, is_read_by_plugin
+from legroom.facts.model_sources import is_hub_id
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_same_words, similarity
 from legroom.vllm.command_line import plain_name
@@ -36,6 +37,31 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
             is_typo = bool(near) and has_same_words(module, near[0], ".") and similarity(module, near[0]) >= 0.92
             place, length = command.locate(word.offset), len(word.text)
             yield finding("module-unknown", place, message, suggestion, length, is_certain=is_typo)
+
+
+_BEFORE_PROGRAM = re.compile(r"(.*/)?(exec|nohup|sudo|env|time|srun|setsid|uv|uvx|poetry|run)|-.*|\w+=.*")
+"""Words that may stand before a program which they run."""
+
+
+@checks(InvokedCommand, "module-unknown")
+def unknown_subcommand(command: InvokedCommand, context: Context) -> Findings:
+    """`vllm server MODEL`, `vllm MODEL` or `vllm --model MODEL`: the program has no such command."""
+    texts = [word.text for word in command.words]
+    at = next((i for i, text in enumerate(texts) if not _BEFORE_PROGRAM.fullmatch(text)), len(texts))
+    program, given, following = (*texts[at:], "", "", "")[:3]
+    is_one = given in read_data("server_image.json")["commands"] or server_start(texts) is not None
+    if program.rpartition("/")[2] != "vllm" or is_one:
+        return
+    has_flags = not flags_ever().keys().isdisjoint(map(plain_name, texts[at + 1 :]))
+    is_mistyped = similarity(given, "serve") > 0.6 or given == "run"
+    if is_mistyped and (has_flags or is_hub_id(following)):
+        message = f"vllm has no command {given}: it ends with a usage error"
+    elif is_hub_id(given) or (given.startswith(("-", "/")) and has_flags):
+        message = "vllm without serve ends with a usage error"
+    else:
+        return
+    place = command.locate(command.words[at + 1].offset)
+    yield finding("module-unknown", place, message, "write vllm serve MODEL", len(given))
 
 
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
