@@ -347,8 +347,15 @@ def gpu_of_instance_type(value: str) -> str:
 
 def gpus_of_instances(text: str) -> set[str]:
     """The GPUs of the cloud instance types that a text names."""
+    lowered = text.lower()
+    return {name for name, pattern in _instances_in_text() if pattern.search(lowered)}
+
+
+@cache
+def _instances_in_text() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(GPU, pattern of the instance types that have it) of every cloud."""
     rows = read_data("node_labels.json")["instances"]
-    return {row["gpu"] for row in rows if re.search(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])", text.lower())}
+    return tuple((row["gpu"], re.compile(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])")) for row in rows)
 
 
 @cache
