@@ -153,6 +153,7 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
     return replace(card, **totals, total_source="given", note="", larger="")  # the note explained the assumed size
 
 
+@cache
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
     return tuple(_gpu_of_entry(entry) for entry in read_data("gpus.json")["gpus"])
