@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from legroom.facts import read_data
@@ -133,19 +133,15 @@ class Finding:
     why: str
     plan_remedies: Callable[[], Remedies] = field(compare=False, repr=False)
 
-    @cached_property
-    def _remedies(self) -> Remedies:
-        return self.plan_remedies()
-
     @property
     def fixes(self) -> tuple[Fix, ...]:
         """The changes that help, the best first."""
-        return self._remedies[0]
+        return self.plan_remedies()[0]
 
     @property
     def dead_ends(self) -> tuple[DeadEnd, ...]:
         """The changes that do not help."""
-        return self._remedies[1]
+        return self.plan_remedies()[1]
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:

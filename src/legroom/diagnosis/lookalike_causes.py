@@ -11,7 +11,6 @@ from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes, other_engine_name, other_engines
 from legroom.facts.log_messages import message_group
-from legroom.memo import Memo
 from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
@@ -43,17 +42,8 @@ def other_engine(case: Case) -> Evidence | None:
     return None if is_compared or beside_vllm or is_framed else other
 
 
-_first_lookalikes: Memo[tuple[Lookalike, Evidence] | None] = Memo(16)
-
-
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
     """(look-alike of a memory failure, its line) that comes first, errors before warnings; None if of another cause."""
-    first = _first_lookalikes.get((case,), (), lambda: _first_lookalike(case))
-    return first if first and first[0].cause == cause else None
-
-
-def _first_lookalike(case: Case) -> tuple[Lookalike, Evidence] | None:
-    """(look-alike of a memory failure, its line) that comes first, errors before warnings; None without one."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
@@ -66,7 +56,7 @@ def _first_lookalike(case: Case) -> tuple[Lookalike, Evidence] | None:
         key = (is_informational(evidence) or is_vague, line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
-    return first[1:] if first else None
+    return (first[1], first[2]) if first and first[1].cause == cause else None
 
 
 def _explains_errors(case: Case, stop: Evidence) -> bool:

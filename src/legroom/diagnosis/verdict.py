@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
@@ -343,7 +343,7 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
     bugs, here = _matching_bugs(cause.label, planner), "has a known bug here"
     known = (f"vLLM {planner.known.release.version} {here}: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
     why, entry = " ".join((assessment.why, *known)), _entry_id(cause, assessment)
-    remedies = partial(_plan_remedies, cause, assessment, planner, lever, bugs)
+    remedies = cache(lambda: _plan_remedies(cause, assessment, planner, lever, bugs))
     return Finding(cause.label, entry, confidence, assessment.evidence, why, remedies)
 
 

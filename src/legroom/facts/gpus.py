@@ -342,19 +342,18 @@ def _gpu_of_product(value: str, profile: str) -> str:
 
 def gpu_of_instance_type(value: str) -> str:
     """The GPU of a cloud's instance type; empty where unknown."""
-    rows = read_data("node_labels.json")["instances"] if value else ()
-    return next((str(row["gpu"]) for row in rows if re.fullmatch(row["pattern"], value.lower())), "")
+    return next((name for name, pattern in _instances() if value and pattern.fullmatch(value.lower())), "")
 
 
 def gpus_of_instances(text: str) -> set[str]:
     """The GPUs of the cloud instance types that a text names."""
     lowered = text.lower()
-    return {name for name, pattern in _instances_in_text() if pattern.search(lowered)}
+    return {name for name, pattern in _instances() if pattern.search(lowered)}
 
 
 @cache
-def _instances_in_text() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """(GPU, pattern of the instance types that have it) of every cloud."""
+def _instances() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(GPU, pattern of the instance types that have it, as whole words) of every cloud."""
     rows = read_data("node_labels.json")["instances"]
     return tuple((row["gpu"], re.compile(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])")) for row in rows)
 
