@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, FrozenInstanceError
 from inspect import get_annotations
 from operator import attrgetter
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass", "field"]
@@ -90,7 +91,9 @@ class _Init:
 
     def __get__(self, made: Any, owner: type) -> Any:
         known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
-        parameters, lines = ["self"], []
+        in_slots = {name for name in self._fields if isinstance(getattr(self._cls, name, None), MemberDescriptorType)}
+        # To set an item of `__dict__` takes a third to a sixth of the time of `object.__setattr__`.
+        parameters, lines = ["self"], ["    _dict = self.__dict__"] if self._fields.keys() - in_slots else []
         for name, field_ in self._fields.items():
             if field_.default is not MISSING:
                 known[f"_default_{name}"] = field_.default
@@ -101,7 +104,7 @@ class _Init:
                 lines.append(f"    if {name} is _absent: {name} = _make_{name}()")
             else:
                 parameters.append(name)
-            lines.append(f"    _set(self, {name!r}, {name})")
+            lines.append(f"    _set(self, {name!r}, {name})" if name in in_slots else f"    _dict[{name!r}] = {name}")
         if hasattr(self._cls, "__post_init__"):
             lines.append("    self.__post_init__()")
         exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or ["    pass"]), known)

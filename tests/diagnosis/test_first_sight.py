@@ -587,7 +587,7 @@ def test_a_request_of_the_size_of_a_whole_weight_is_one_of_loading() -> None:
 
 @pytest.mark.parametrize("word", ["a.", "a-", "a_"])
 def test_a_long_word_does_not_hold_up_the_answer(word: str) -> None:
-    assert diagnosis(word * 40_000 + "\nvllm runs out of memory").verdict == "cause above"
+    assert diagnosis(word * 20_000 + "\nvllm runs out of memory").verdict == "cause above"
 
 
 def test_a_neighbour_that_torch_does_not_name_bounds_the_share_beside_it() -> None:

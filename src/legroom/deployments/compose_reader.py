@@ -8,15 +8,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from legroom.deployments.container_images import docker_bytes, is_server_image, mount_of, published_port, repeated_entry
+from legroom.deployments.container_images import docker_bytes, is_server_image, repeated_entry
 from legroom.deployments.dockerfile import dockerfile_subjects
 from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_words
+from legroom.deployments.mounts_and_ports import Mount, PublishedPort, mount_of, published_port
 from legroom.deployments.release_pins import installed_releases, with_release
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
-from legroom.deployments.subjects import Mount, Probe, PublishedPort, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import Probe, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError

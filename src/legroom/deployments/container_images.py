@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
+from legroom.deployments.mounts_and_ports import Mount, mount_of
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
-from legroom.deployments.source_text import Place
-from legroom.deployments.subjects import Mount, PublishedPort
 from legroom.errors import LegroomError
 from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_name, flags_of
@@ -85,24 +84,6 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
 
 
 _GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-from")
-
-
-def mount_of(text: str) -> Mount:
-    """The mount of `source:target[:ro]`, of `type=bind,target=...`, or at a bare path."""
-    if "=" in text.partition(",")[0]:
-        fields = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-        target = fields.get("target") or fields.get("dst") or fields.get("destination") or ""
-        return Mount(target, "host" if fields.get("type") == "bind" else "volume")
-    source, _, rest = re.sub(r"\$\{[^}]*\}|^[A-Za-z]:(?=[/\\])", "$", text).partition(":")  # also `C:\\models`
-    path, _, mode = rest.partition(":")
-    holds: Literal["host", "volume"] = "host" if source.startswith(("/", ".", "~", "$")) else "volume"
-    return Mount(path or source, holds, "ro" in mode.split(","))
-
-
-def published_port(text: str, place: Place) -> PublishedPort:
-    """The container's port in `[address:][port:]port[/tcp]`, open unless the address is a loopback one."""
-    *host, port = text.partition("/")[0].rsplit(":", 2)
-    return PublishedPort(port, place, len(host) < 2 or not host[0].startswith(("127.", "localhost", "[::1]")))
 
 
 def kubernetes_bytes(text: str) -> int | None:

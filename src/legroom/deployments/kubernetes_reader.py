@@ -7,21 +7,12 @@ from itertools import islice, product
 from typing import Any
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes, repeated_entry
+from legroom.deployments.mounts_and_ports import Mount, PublishedPort
 from legroom.deployments.server_words import DYNAMO, KSERVE, basename, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import OPEN_WORD, Place, Text
-from legroom.deployments.subjects import (
-    InvokedCommand,
-    Mount,
-    Probe,
-    PublishedPort,
-    Runs,
-    StartedServer,
-    Subject,
-    TimeLimit,
-    change_servers,
-)
+from legroom.deployments.subjects import InvokedCommand, Probe, Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names, flag_name

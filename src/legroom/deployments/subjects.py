@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from legroom.deployments.file_kinds import Kind
+from legroom.deployments.mounts_and_ports import Mount, PublishedPort
 from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.source_text import Place, Text, Unread
@@ -49,26 +50,6 @@ class Probe:
     """What it asks for by HTTP, where an answer of 404 fails it."""
     sends_key: bool = False
     """Whether it sends a header, which may be the server's key."""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A path in a container that is not part of its image."""
-
-    path: str
-    holds: Literal["volume", "host", "empty"] = "volume"
-    """`empty`: an emptyDir, which goes with its pod."""
-    is_read_only: bool = False
-
-
-@dataclass(frozen=True)
-class PublishedPort:
-    """A port of a container that its host forwards."""
-
-    port: str
-    place: Place
-    is_open: bool = True
-    """Whether it listens on other addresses than the host's own."""
 
 
 @dataclass(frozen=True)

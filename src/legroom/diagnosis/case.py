@@ -71,11 +71,11 @@ class Case:
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         """Every recognised line, in log order, that matched one of these message ids of `evidence.json`."""
-        return tuple(evidence for evidence in self.evidence if evidence.id in ids)
+        return tuple(evidence for evidence in self.evidence if evidence.id in ids) if self.has(*ids) else ()
 
     def first(self, *ids: str) -> Evidence | None:
         """The first line of the log that matched one of these message ids; None without one."""
-        return next((evidence for evidence in self.evidence if evidence.id in ids), None)
+        return next((evidence for evidence in self.evidence if evidence.id in ids), None) if self.has(*ids) else None
 
     def last(self, *ids: str) -> Evidence | None:
         """The last line of the log that matched one of these message ids; None without one."""
@@ -88,7 +88,12 @@ class Case:
 
     def has(self, *ids: str) -> bool:
         """Whether a line of the log matched one of these message ids."""
-        return self.first(*ids) is not None
+        return not self._ids.isdisjoint(ids)
+
+    @cached_property
+    def _ids(self) -> frozenset[str]:
+        """The ids of all messages that a line matched."""
+        return frozenset(evidence.id for evidence in self.evidence)
 
     @property
     def highest_kv_usage_percent(self) -> float:

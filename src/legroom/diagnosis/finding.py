@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -118,17 +118,30 @@ class Assessment:
     why: str
 
 
+Remedies = tuple[tuple[Fix, ...], tuple[DeadEnd, ...]]
+"""The fixes of a cause, and its dead ends."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One cause with its probability, evidence, fixes and dead ends."""
+    """One cause with its probability and evidence. Its fixes are planned when somebody asks for them."""
 
     cause: str
     entry: str
     confidence: float
     evidence: tuple[Evidence, ...]
     why: str
-    fixes: tuple[Fix, ...] = ()
-    dead_ends: tuple[DeadEnd, ...] = ()
+    plan_remedies: Callable[[], Remedies] = field(compare=False, repr=False)
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """The changes that help, the best first."""
+        return self.plan_remedies()[0]
+
+    @property
+    def dead_ends(self) -> tuple[DeadEnd, ...]:
+        """The changes that do not help."""
+        return self.plan_remedies()[1]
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:

@@ -1,7 +1,8 @@
 """The diagnosis of one run: likely causes, checked fixes, known bugs of the release, and the verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
@@ -14,7 +15,7 @@ from legroom.diagnosis.confidence import (
     evidence_kind,
     first_fix_success_rate,
 )
-from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
+from legroom.diagnosis.finding import Assessment, Finding, Fix, Remedies, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_dead_ends, checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -131,7 +132,8 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         findings = tuple(_with_assumed_place(item) if item.cause in usual else item for item in findings)
     if findings:
         why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
-        if findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
+        fixes = findings[0].fixes[:1] if case.site == "graph" else ()
+        if fixes and (gap := unexplained_bytes(case, fixes[0])):
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
@@ -190,7 +192,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
     cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
     finding = _make_finding(cause, assessment, diagnosis_accuracy("lookalike"), planner, "")
     note = f"This is of {other_engine_name(other.id)}, not of vLLM."
-    findings = (replace(finding, dead_ends=()),)
+    findings = (replace(finding, plan_remedies=lambda: (finding.fixes, ())),)
     return Diagnosis(case, "not a memory problem", findings, (note,), rests_on="lookalike", other_engine=other.id)
 
 
@@ -337,7 +339,18 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
-    """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
+    """The finding of one cause with known bugs; of its fixes those that change setting `lever` come first."""
+    bugs, here = _matching_bugs(cause.label, planner), "has a known bug here"
+    known = (f"vLLM {planner.known.release.version} {here}: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
+    why, entry = " ".join((assessment.why, *known)), _entry_id(cause, assessment)
+    remedies = cache(lambda: _plan_remedies(cause, assessment, planner, lever, bugs))
+    return Finding(cause.label, entry, confidence, assessment.evidence, why, remedies)
+
+
+def _plan_remedies(
+    cause: Cause, assessment: Assessment, planner: FixPlanner, lever: str, bugs: Sequence[KnownBug]
+) -> Remedies:
+    """The cause's checked fixes with those of the release's bugs, and the dead ends that none of them contradicts."""
     is_printed = cause.domain != "settings" or not any(item.id == "words_told" for item in assessment.evidence)
     dead_ends = (*cause.impossible(planner), *cause.dead_ends) if is_printed else ()
     fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
@@ -348,10 +361,10 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
     dead_ends = checked_dead_ends(planner, dead_ends, fixes)
     shares = [first_fix_success_rate(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
     fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))
-    finding = Finding(
-        cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends
-    )
-    return _with_known_bugs(finding, planner)
+    of_bugs = tuple(filter(None, map(_bug_fix, bugs)))
+    # Fixes of bugs go first where the log proves the bug or the cause usually is one.
+    is_certain = cause.label in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
+    return (*of_bugs, *fixes) if is_certain else (*fixes, *of_bugs), dead_ends
 
 
 def _entry_id(cause: Cause, assessment: Assessment) -> str:
@@ -421,22 +434,8 @@ _USUALLY_BUGS = frozenset({"leak_over_time"})
 _MAX_BUGS = 2
 
 
-def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
-    """The finding with matching bugs of its release and their fixes."""
-    bugs = _matching_bugs(finding, planner)
-    if not bugs:
-        return finding
-    version = planner.known.release.version
-    known = (f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
-    fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
-    # Fixes of bugs go first where the log proves the bug or the cause usually is one.
-    is_certain = finding.cause in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
-    ordered = (*fixes, *finding.fixes) if is_certain else (*finding.fixes, *fixes)
-    return replace(finding, why=" ".join((finding.why, *known)), fixes=ordered)
-
-
-def _matching_bugs(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
-    """Known bugs of the release with this cause, settings and evidence."""
+def _matching_bugs(label: str, planner: FixPlanner) -> list[KnownBug]:
+    """Known bugs of the release with the cause `label`, and with these settings and evidence."""
     known = planner.known
     if not known.release_known:
         return []
@@ -445,16 +444,16 @@ def _matching_bugs(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
     bugs = [
         bug
         for bug in bugs_with(known.release, known.args, platform)
-        if finding.cause in bug.causes
+        if label in bug.causes
         and (not bug.evidence or planner.case.has(*bug.evidence))
-        and _is_specific(bug, finding, planner)
+        and _is_specific(bug, label, planner)
     ]
     return bugs[:_MAX_BUGS]
 
 
-def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
+def _is_specific(bug: KnownBug, label: str, planner: FixPlanner) -> bool:
     """Whether more than the release points to the bug: growth, a message, a setting or the model."""
-    if finding.cause in _USUALLY_BUGS or bug.evidence or (bug.settings and "not off" not in bug.settings.values()):
+    if label in _USUALLY_BUGS or bug.evidence or (bug.settings and "not off" not in bug.settings.values()):
         return True
     base = planner.failed_plan
     if bug.model and base is not None:
@@ -465,7 +464,7 @@ def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
     return bool(bug.platform)
 
 
-def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
+def _bug_fix(bug: KnownBug) -> Fix | None:
     """The fix for a known bug: upgrade steps and variables that avoid it; None where there are none."""
     steps = tuple(step for step in (bug.upgrade_step, *bug.steps) if step)
     if not steps and not bug.env:

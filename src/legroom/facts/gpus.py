@@ -153,6 +153,7 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
     return replace(card, **totals, total_source="given", note="", larger="")  # the note explained the assumed size
 
 
+@cache
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
     return tuple(_gpu_of_entry(entry) for entry in read_data("gpus.json")["gpus"])
@@ -341,14 +342,20 @@ def _gpu_of_product(value: str, profile: str) -> str:
 
 def gpu_of_instance_type(value: str) -> str:
     """The GPU of a cloud's instance type; empty where unknown."""
-    rows = read_data("node_labels.json")["instances"] if value else ()
-    return next((str(row["gpu"]) for row in rows if re.fullmatch(row["pattern"], value.lower())), "")
+    return next((name for name, pattern in _instances() if value and pattern.fullmatch(value.lower())), "")
 
 
 def gpus_of_instances(text: str) -> set[str]:
     """The GPUs of the cloud instance types that a text names."""
+    lowered = text.lower()
+    return {name for name, pattern in _instances() if pattern.search(lowered)}
+
+
+@cache
+def _instances() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(GPU, pattern of the instance types that have it, as whole words) of every cloud."""
     rows = read_data("node_labels.json")["instances"]
-    return {row["gpu"] for row in rows if re.search(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])", text.lower())}
+    return tuple((row["gpu"], re.compile(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])")) for row in rows)
 
 
 @cache

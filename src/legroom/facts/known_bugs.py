@@ -46,10 +46,6 @@ class KnownBug:
         """Whether the release has the bug: from `first` to `last` inclusive, every later one where `last` is None."""
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
 
-    def happens_with(self, args: Any) -> bool:
-        """Whether these ServeArgs match the bug's `settings`, whatever the model and platform."""
-        return all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
-
     def may_end_start(self, args: Any, interconnect: str) -> bool:
         """Whether the bug may stop a start-up that has enough memory, with these ServeArgs and interconnect."""
         if self.start is None or self._is_worked_around(args):
@@ -93,7 +89,9 @@ def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownB
     return tuple(
         bug
         for bug in known_bugs()
-        if bug.is_in(release) and bug.happens_with(args) and (bug.platform is None or bug.platform == platform)
+        if bug.is_in(release)
+        and bug.platform in (None, platform)
+        and all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in bug.settings.items())
     )
 
 

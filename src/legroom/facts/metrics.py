@@ -101,20 +101,15 @@ def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metr
     return Metric(name, _exposed_series(name, kind), kind, labels, entry["engine"], deprecated, hidden, shown)
 
 
-def _is_run(engine: Engine, release: Release) -> bool:
-    """Whether the release can run the engine: 0.11.0 and 0.11.1 still declare series of V0, which is gone."""
-    return engine != "v0" or release.before("0.11.0")
-
-
 @lru_cache(maxsize=64)
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
     """Every metric of a release; `engine`: "v0" or "v1" alone, None: those that it runs, not V0 from 0.11.0 on."""
+    engines = (engine,) if engine else ("v0", "v1") if release.before("0.11.0") else ("v1",)
     return tuple(
         _metric_of_entry(name, entry, release)
         for name, entries in _declarations().items()
         for entry in entries
-        if (engine == entry["engine"] or (engine is None and _is_run(entry["engine"], release)))
-        and any(first <= release.index <= last for first, last in entry["in"])
+        if entry["engine"] in engines and any(first <= release.index <= last for first, last in entry["in"])
     )
 
 

@@ -83,7 +83,7 @@ class SimulatedRequest(TypedDict, total=False):
     priority: int
 
 
-class LegroomServer(MCPServer[Any]):
+class LegroomServer(MCPServer[Any]):  # type: ignore[misc]
     """An MCP server that refuses unknown arguments, and says of wrong ones what to write."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:

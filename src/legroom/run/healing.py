@@ -57,7 +57,8 @@ def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[st
     """The finding of an OOM kill: which process, which limit, and fixes that lower the need or raise the limit."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
-    return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
+    why = _kill_sentence(kill, estimate)
+    return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), why, lambda: (fixes, ()))
 
 
 def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments import server_words
+from legroom.deployments.mounts_and_ports import published_port
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
@@ -99,7 +100,7 @@ def subjects_of(
 
 def _container_subjects(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
     """The vLLM server of a `docker run` whose words begin at `start`; `depth` counts nested shells."""
-    from legroom.deployments.container_images import container_run, published_port  # not for a plain command line
+    from legroom.deployments.container_images import container_run  # not for a plain command line
 
     run = container_run(command.words[start:])
     if run is None or not run.words:

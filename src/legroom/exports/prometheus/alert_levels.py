@@ -66,11 +66,6 @@ class AlertLevels:
     """Longer than the longest requests: the drain was forgotten."""
     speed_up: float = 1.0
 
-    @property
-    def critical_for_s(self) -> float:
-        """Seconds after which KV pressure is critical: its own `for` plus that of a lasting queue."""
-        return self.detect.alert_pool_for_s + self.detect.alert_queue_for_s
-
     def time(self, seconds: float) -> str:
         """A duration of real time in Prometheus' notation, divided by `speed_up`."""
         return duration(seconds / self.speed_up)

@@ -46,20 +46,19 @@ def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:
     from legroom.explain.catalog_entries import entry  # reads the whole catalog
 
     texts = alerts.alert_texts()[condition.name]
+    more = [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]
     slots = {**_IN_A_PAGE, **alerts.threshold_texts(levels)}
-    holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
+    holds = f"after {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
         f"# {condition.name}",
-        f"Severity: **{texts['severity']}**. It fires {holds}.",
+        f"**{texts['severity'].capitalize()}**, {holds}.",
         alerts.fill_slots(texts["meaning"], slots),
         f"**What it costs.** {alerts.fill_slots(texts['harm'], slots)}",
         _markdown_list_section("Look", texts["look"]),
         _markdown_list_section("Fix", texts["fix"]),
         _markdown_list_section("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
-        _markdown_list_section(
-            "The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]
-        ),
-        f"{MARK}: `legroom export alert-runbooks`.",
+        _markdown_list_section("More", more),
+        f"{MARK}.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -95,9 +95,10 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
     backlog = f"({long} and {slow} and {record.KV_USE})\nunless\n{full}{by_design}"
+    critical = f"{full}\nand\n({long} and {slow}){by_design}"
     conditions = [
         AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering}){by_design}", detect.alert_pool_for_s),
-        AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow}){by_design}", levels.critical_for_s),
+        AlertCondition("VllmKvPressureCritical", critical, detect.alert_pool_for_s + detect.alert_queue_for_s),
         AlertCondition("VllmQueueBacklog", backlog, detect.alert_queue_for_s),
     ]
     if counted:

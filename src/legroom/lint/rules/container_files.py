@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 from legroom.deployments.container_images import is_published_by_vllm, is_server_image
-from legroom.deployments.subjects import Mount, StartedServer
+from legroom.deployments.mounts_and_ports import Mount
+from legroom.deployments.subjects import StartedServer
 from legroom.facts import pattern, read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.deployments.compose_reader import ComposeFolder
-from legroom.deployments.container_images import is_published_by_vllm, mount_of
+from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
+from legroom.deployments.mounts_and_ports import mount_of
 from legroom.deployments.yaml_nodes import Node, is_template
 from legroom.drawing.text import plural
 from legroom.facts import read_data

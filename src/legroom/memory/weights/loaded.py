@@ -250,6 +250,8 @@ def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> l
 def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
     """(modules that stay on the GPU, bytes of each tensor that --cpu-offload-gb moves to the host); rotary tables of an
     offloaded module stay, as a module of their own."""
+    if not settings.given.cpu_offload_gb:
+        return list(stored), []
     kept: list[StoredModule] = []
     offloaded: list[int] = []
     for each, is_offloaded in zip(stored, offload_marks(stored, settings), strict=True):
@@ -280,9 +282,7 @@ def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
 
 def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[int]:
     """Bytes of every tensor that --cpu-offload-gb keeps on the host, for a rank of the first stage."""
-    if not settings.given.cpu_offload_gb:
-        return []
-    return _split_offloaded(stored_modules(model, settings, gpu), settings)[1]
+    return _split_offloaded(stored_modules(model, settings, gpu), settings)[1] if settings.given.cpu_offload_gb else []
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
