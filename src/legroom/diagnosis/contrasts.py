@@ -53,7 +53,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
-                settings |= dict(_tried(clause, settings) if failed else _remedies(clause, last_flag or last_feature))
+                settings |= {} if failed else dict(_remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
             elif (
@@ -99,14 +99,6 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
         yield "gpu_memory_utilization", alone[0]
     variables = _words("variable").findall(clause)
     yield from ((name, value) for name, value in variables if name.startswith(("VLLM_", "PYTORCH_")))
-
-
-def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(`tried NAME`, `lower`, `raise` or empty) of each setting not in `valued` that a clause says did not help."""
-    for match in _words("tried").finditer(clause) if _words("in_vain").search(clause) else ():
-        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
-        if name not in valued:
-            yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""
 
 
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,12 @@ from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
+from legroom.diagnosis.fixes.tried_changes import (
+    goes_on_from_attempt,
+    is_between_failures,
+    is_value_in_vain,
+    was_in_vain,
+)
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import message_group
@@ -41,9 +47,9 @@ def checked_fixes(
     forbidden = [found for end in held if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
     for fix in (_reported_fix(planner, is_memory), *fixes):
-        if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
+        if fix is None or was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
-        if any(planner.is_between_failures(name, value) for name, value in fix.flags.items()):
+        if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
             continue
         checked = _check_fix(planner, fix)
         changes = [(other.flags, other.env, other.steps) for other in passed]
@@ -56,6 +62,7 @@ def checked_fixes(
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
+    passed.sort(key=lambda fix: goes_on_from_attempt(planner, fix))
     # What the text says that its writer needs goes behind the fixes that keep it.
     needs = read_data("diagnosis_texts.json")["needs"].items()
     needed = {name for told, names in needs if planner.case.has(told) for name in names}
@@ -123,39 +130,6 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
     why, what = "The text itself says that it worked with this release.", release.facts["what"]
     steps = (f"pip install 'vllm=={what}' (image: vllm/vllm-openai:v{what})",)
     return Fix("engine_version_or_V0", why, steps=steps, proven=True)
-
-
-def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this fix too, or already at a smaller value."""
-    case, least = planner.case, planner.case.too_small_share
-    if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
-        return True  # the pool was too small at this share
-    larger_fails = {"max_model_len", "max_num_seqs", "max_num_batched_tokens"}
-    if fix.kind == "lower_util" or (case.is_oom and case.site in ("", "serving", *_AFTER_POOL)):
-        larger_fails.add("gpu_memory_utilization")
-    failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
-    tried = {name.removeprefix("tried "): value for name, value in failed if name.startswith("tried ")}
-    changed = (*fix.flags, *fix.env)
-    if tried and changed and all(_is_tried(planner, fix, name, tried) for name in changed):
-        return True
-    if "gpu_memory_utilization" in larger_fails and fix.flags.get("gpu_memory_utilization", 0) > case.failed_share:
-        return True  # beside whatever other change
-    return bool(fix.flags) and all(
-        any(
-            value == other or (name in larger_fails and value is not None and value > other > (least or 0))
-            for other_name, other in failed
-            if other_name == name
-        )
-        for name, value in fix.flags.items()
-    )
-
-
-def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]) -> bool:
-    """Whether by the text (`tried`: name -> `lower`, `raise` or empty) changing `name` this way did not help."""
-    if name in fix.env or name not in tried:
-        return any(each in fix.env.get(name, "") for each in tried)
-    now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
-    return not tried[name] or ((fix.flags[name] or 0) < now) == (tried[name] == "lower")
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
@@ -273,12 +247,16 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix without the values that the failed run already had, given or by default; its kind is of what is left."""
+    """The fix without values that the failed run had, or that were tried in vain; its kind is of what is left."""
     is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
+
+    def is_tried(name: str) -> bool:
+        return not fix.proven and name in ServeArgs.__dataclass_fields__ and is_value_in_vain(planner, fix, name)
+
     flags = {
         name: value
         for name, value in fix.flags.items()
-        if (is_said and value is None) or not _is_in_force(planner, name, value)
+        if (is_said and value is None) or not (_is_in_force(planner, name, value) or is_tried(name))
     }
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:

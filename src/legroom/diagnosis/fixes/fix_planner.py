@@ -20,6 +20,7 @@ from legroom.diagnosis.fixes.failed_run import (
     plan_of_failed_run,
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
+from legroom.diagnosis.fixes.tried_changes import is_between_failures
 from legroom.errors import LegroomError
 from legroom.facts.flags import default, flags_changing
 from legroom.facts.gpus import gpu as known_gpu
@@ -210,12 +211,6 @@ class FixPlanner:
     def total_bytes(self) -> int | None:
         """The card's total memory, as printed, else of the card that is named; None where neither is known."""
         return self.known.total_bytes or (self.known.gpu.total_bytes if self.known.gpu else None)
-
-    def is_between_failures(self, name: str, value: Any) -> bool:
-        """Whether the text says that the server failed with a smaller and with a larger value of this setting."""
-        told = [settings[name] for settings, worked in self.case.reported if not worked and settings.keys() == {name}]
-        failed = [other for other in told if isinstance(other, int | float) and isinstance(value, int | float)]
-        return any(other <= value for other in failed) and any(other >= value for other in failed)
 
     def plan_change(
         self,
@@ -420,7 +415,7 @@ class FixPlanner:
             # Whoever lacks many bytes has a larger card than the smallest one.
             part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
             step = max(min(self.utilization - max(part, 0.05), self.default_utilization), _MIN_UTILIZATION)
-            if self.is_between_failures("gpu_memory_utilization", step):
+            if is_between_failures(self.case, "gpu_memory_utilization", step):
                 return None
             return self.plan_change("lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades=trades)
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
@@ -429,7 +424,7 @@ class FixPlanner:
         # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
         usual = highest if self.case.black_box else min(highest, self.default_utilization)
         value = math.floor(usual * 100) / 100
-        if value < _MIN_UTILIZATION or self.is_between_failures("gpu_memory_utilization", value):
+        if value < _MIN_UTILIZATION or is_between_failures(self.case, "gpu_memory_utilization", value):
             return None
         shares = [value - step / 100 for step in range(15)]
         shares += [value + step / 100 for step in range(1, math.floor((highest - value) * 100) + 1)]

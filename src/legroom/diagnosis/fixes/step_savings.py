@@ -8,6 +8,7 @@ from typing import Any
 from legroom.diagnosis.finding import Fix, known_fix
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.tried_changes import failed_values
 from legroom.facts.releases import first_release, release
 from legroom.units import GIB, gib
 
@@ -79,7 +80,8 @@ def joined_segments_fix(planner: FixPlanner) -> Fix | None:
     # Sleep mode's own allocator refuses them before 0.20. On ROCm torch ignores them before 2.11 (pytorch#177974), and
     # some builds hang with them since (pytorch#192259).
     sleeping = "--enable-sleep-mode" in known.args.others and known.release.before("0.20.0")
-    if planner.case.has("expandable_on") or sleeping or (oom is not None and oom.platform == "HIP"):
+    is_tried = bool(failed_values(planner.case, "tried expandable_segments"))
+    if is_tried or planner.case.has("expandable_on") or sleeping or (oom is not None and oom.platform == "HIP"):
         return None
     env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
     why = "Expandable segments join free pieces into one."
