@@ -46,7 +46,9 @@ def checked_fixes(
     held = [end for end in dead_ends if _is_shown(planner.case, end.when)]
     forbidden = [found for end in held if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in (_reported_fix(planner, is_memory), *fixes):
+    release = _reported_release_fix(planner)
+    is_counted = planner.case.has(*_COUNTED)  # then the figures of the message lead, and the release comes second
+    for fix in (_reported_fix(planner, is_memory), None if is_counted else release, *fixes):
         if fix is None or was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
@@ -63,6 +65,8 @@ def checked_fixes(
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     passed.sort(key=lambda fix: goes_on_from_attempt(planner, fix))
+    if is_counted and release is not None:
+        passed.insert(1, release)
     # What the text says that its writer needs goes behind the fixes that keep it.
     needs = read_data("diagnosis_texts.json")["needs"].items()
     needed = {name for told, names in needs if planner.case.has(told) for name in names}
@@ -104,12 +108,13 @@ def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The change with which, by the text, the server started; where not about memory only another release; or None."""
+    """The change of settings with which, by the text, the server started; None where not about memory."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
         unset = tuple(f"unset {name}" for name, value in settings.items() if name.isupper() and value is None)
         is_new = not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None)
+        is_new = is_new or any(planner.given_args.env.get(name) != value for name, value in env.items())
         if worked and (is_new or unset):
             why = "The text itself says that this worked."
             return Fix("other_engine_feature_off", why, flags, env, unset, proven=True)
@@ -122,8 +127,13 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
         if getattr(planner.known.args, name, 0) is None and (kind := kinds_of_changes().get(name)):
             step = f"give {flag_name(name)} explicitly, no larger than your requests need"
             return Fix(kind, "By the text it fails where the setting is left to its default.", steps=(step,))
+    return None
+
+
+def _reported_release_fix(planner: FixPlanner) -> Fix | None:
+    """The release with which, by the text, the server started; None where it names none but the one that failed."""
     release = planner.case.first("release_told")
-    if release is None or planner.case.has(*_COUNTED) or release.facts["what"] == planner.case.startup.vllm:
+    if release is None or release.facts["what"] == planner.case.startup.vllm:
         return None
     if _OTHER_PACKAGE.search(release.text) and "vllm" not in release.text.lower():
         return None
