@@ -8,17 +8,7 @@ from dataclasses import replace
 from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
-from legroom.diagnosis.fixes.card_holders import (
-    SPARE_SHARE,
-    UNEQUAL_BYTES,
-    described_holder,
-    free_and_total_bytes,
-    free_gpu_fix,
-    idle_card_fix,
-    is_held_by_sibling,
-    listed_programs,
-    named_holders,
-)
+from legroom.diagnosis.fixes import card_holders
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
 from legroom.diagnosis.fixes.log_accounting import stated_weights_bytes
@@ -56,7 +46,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     strength, desired = Strength.NAMED, _desired_bytes(case)
-    free, total = free_and_total_bytes(case)
+    free, total = card_holders.free_and_total_bytes(case)
     if free is None or total is None or desired is None:
         is_cache = case.platform.unified and case.has("page_cache_told")
         why = "The card had less free memory at start-up than the share vLLM was told to take."
@@ -146,7 +136,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
         item.rank: item for item in case.all("available_kv") if item.rank is not None and "_PP" not in item.process
     }
     pools = sorted((size, rank) for rank, item in lines.items() if (size := item.number("available_bytes")) is not None)
-    if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < UNEQUAL_BYTES:
+    if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < card_holders.UNEQUAL_BYTES:
         return None
     (least, rank), (most, other) = pools[0], pools[-1]
     facts = {"rank": rank, "other": other, "least": gib(least), "most": gib(most), "more": gib(most - least)}
@@ -242,7 +232,7 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     """Assesses what the text says of other processes on the card, or of an ended server's memory; None without it."""
     kept = case.first("not_released_told")
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
-    shares, holder = stated_utilizations(case), described_holder(case)
+    shares, holder = stated_utilizations(case), card_holders.described_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
@@ -333,8 +323,9 @@ def is_pool_oversized(case: Case) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): an idle card, free the card, a utilization beside the others, an upgrade ..."""
     case, less = planner.case, _smaller_share(planner)
-    free_it, in_turn, newer = _card_freed(planner, less), known_fix("start_in_turn"), _upgrade_fix(planner)
-    yield idle_card_fix(planner)
+    free_it, in_turn = _card_freed(planner, less), known_fix("start_in_turn")
+    newer = known_fix("own_memory_only") if _may_be_before_0_9_1(planner) else None
+    yield card_holders.idle_card_fix(planner)
     if is_of_siblings := case.has("siblings_told") and case.is_oom:
         free_it = known_fix("card_for_each_part")
         yield free_it
@@ -348,21 +339,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield from budget_for_weights(planner)
         if case.neighbours:
             yield in_turn
-        is_held = described_holder(case) is not None  # whatever the release, its bytes are missing
+        is_held = card_holders.described_holder(case) is not None  # whatever the release, its bytes are missing
         yield from (free_it, in_turn, newer) if newer is None or is_held else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         yield from (known_fix("start_again"), free_it, newer)
     else:
         stages = ["Stage workers of the same launch, which have no rank"] * bool(_assess_unequal_ranks(case))
-        holders = (stages if case.has("stages_told") else []) or named_holders(case)
-        if (named := holders or listed_programs(case)) and not is_of_siblings:
+        holders = (stages if case.has("stages_told") else []) or card_holders.named_holders(case)
+        if (named := holders or card_holders.listed_programs(case)) and not is_of_siblings:
             why = "to end, or to move to another card: whatever the flags say, its memory is missing here."
             free_it = replace(free_it, why=f"The card is held by {', '.join(named[:3])}. That has {why}")
         if holders and not is_of_siblings:
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
             yield from (split_over_idle_cards(planner), free_it)
-        stays = is_held_by_sibling(case) or bool(shares) or (less and less.plan and less.plan.starts)
+        stays = card_holders.is_held_by_sibling(case) or bool(shares) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or _holds_little(case) or case.site == "kv":
             yield less
         yield free_it
@@ -378,8 +369,12 @@ def _holds_little(case: Case) -> bool:
 def _smaller_share(planner: FixPlanner) -> Fix | None:
     """Fix: the utilization, else the smaller pool, that fits beside what others hold; None where no size is known."""
     case = planner.case
-    less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
-    less = less or _utilization_beside_block_pool(planner)
+    less, record = None, case.black_box
+    if record is not None and assess_other_processes(record, case.black_box_line) is not None:
+        need = step_shortage_bytes(planner)
+        why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
+        less = planner.lower_utilization(need, why)
+    less = less or utilization_within_free_memory(planner) or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     if less is None and _holds_little(case):
@@ -390,14 +385,16 @@ def _smaller_share(planner: FixPlanner) -> Fix | None:
 def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
     """Fix: the holder ends or moves, or shares of one card that add up; `less`: the fix if the holder stays."""
     case, shares = planner.case, stated_utilizations(planner.case)
-    free_it = known_fix("one_engine") if case.has("engine_again_told") else free_gpu_fix(planner, less)
-    is_held = described_holder(case) is not None and not case.has("not_released_told")
+    free_it = known_fix("one_engine") if case.has("engine_again_told") else card_holders.free_gpu_fix(planner, less)
+    is_held = card_holders.described_holder(case) is not None and not case.has("not_released_told")
     if (is_held or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
         free_it = known_fix("shares_below_one")
     if sum(shares) > 1 and not case.has("free_below_desired"):
-        parts = ", ".join(f"{share:g} becomes {share * (1 - SPARE_SHARE) / sum(shares):.2f}" for share in shares)
+        parts = ", ".join(
+            f"{share:g} becomes {share * (1 - card_holders.SPARE_SHARE) / sum(shares):.2f}" for share in shares
+        )
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
     return _with_utilization_of_free_card(planner, free_it)
 
@@ -430,7 +427,7 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
         return Fix("raise_util", why, steps=(f"--gpu-memory-utilization {share:g} for the engine that starts last",))
     if (planner.known.gpus or 1) >= engines:
         return known_fix("one_card_each")
-    share = math.floor((1 - SPARE_SHARE) / engines * 100) / 100
+    share = math.floor((1 - card_holders.SPARE_SHARE) / engines * 100) / 100
     below = known_fix("shares_below_one")
     return replace(below, flags={"gpu_memory_utilization": share}, is_unplanned=True)
 
@@ -456,28 +453,17 @@ def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
     return (DeadEnd("lower gpu_memory_utilization", why),)
 
 
-def _upgrade_fix(planner: FixPlanner) -> Fix | None:
-    """Upgrade to 0.9.1 or later, which does not charge other processes' memory to the server; None if newer."""
-    # Without a version the log style decides: no bracket before the file name means older than 0.8.
-    by_style = planner.case.engine.is_styled_before_0_9_2 or bool(planner.case.engine.before_brackets)
-    old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
-    return known_fix("own_memory_only") if old else None
-
-
-def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """Fix: a utilization lower by what the failed step lacked, beside a black box's other process; else None."""
-    record = planner.case.black_box
-    if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
-        return None
-    need = step_shortage_bytes(planner)
-    why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
-    return planner.lower_utilization(need, why)
+def _may_be_before_0_9_1(planner: FixPlanner) -> bool:
+    """Whether the release charges other processes' memory to the server; by the style of the log if unknown."""
+    known, engine = planner.known, planner.case.engine
+    old_style = engine.is_styled_before_0_9_2 or bool(engine.before_brackets)  # no bracket before the file name
+    return known.release.before("0.9.1") if known.release_known else old_style
 
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
-    free, total = free_and_total_bytes(planner.case)
-    holder, ledger = described_holder(planner.case), planner.case.ledger
+    free, total = card_holders.free_and_total_bytes(planner.case)
+    holder, ledger = card_holders.described_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
     if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
         total = ledger.total_bytes
@@ -489,7 +475,9 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     # The CUDA context, the graphs of V0, which are captured beside the budget, and what a live neighbour still takes.
     graphs = planner.case.startup.graph_bytes or (GIB if planner.case.engine.generation == "V0" else 0)
     graphs = 0 if planner.known.args.enforce_eager else graphs
-    share = math.floor((free - GIB // 2 - graphs - len(named_holders(planner.case)) * GIB) / total * 100) / 100
+    share = (
+        math.floor((free - GIB // 2 - graphs - len(card_holders.named_holders(planner.case)) * GIB) / total * 100) / 100
+    )
     oom = planner.case.oom
     if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
         return None  # the weights alone already took more

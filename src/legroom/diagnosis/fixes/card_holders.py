@@ -2,10 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, known_fix, reason
@@ -16,7 +14,6 @@ from legroom.vllm_logs.evidence import Evidence
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _VIEWS = ("wsl", "container_told")
 """Where the list of processes inside does not show who holds the card: what shows it."""
 SPARE_SHARE = 0.1
@@ -36,15 +33,13 @@ def free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
 
 def described_holder(case: Case) -> tuple[Evidence, int] | None:
     """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
-    told, listed = case.first("neighbour_holds"), case.all("smi_process")
+    told = case.first("neighbour_holds")
     if (used := case.first("memory_held_told")) is not None:
         size = used.number("idle_bytes") or used.number("held_bytes") or 0
         return (used, size) if size > GIB else None
     if told is not None:
         return told, round(float(told.facts["what"]) * GIB)
-    others = [item for item in listed if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
-    sizes = [(item.number("held_bytes") or 0, item) for item in others]
-    return next(((item, size) for size, item in sizes if size > GIB), None)
+    return next(_other_programs(case), None)
 
 
 def named_holders(case: Case) -> list[str]:
@@ -62,40 +57,39 @@ def named_holders(case: Case) -> list[str]:
     return [f"{stage[1]} of the same launch, whose model took {size}"] if stage and is_other else []
 
 
+def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
+    """(line, bytes) of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    for item in case.all("smi_process"):
+        size = item.number("held_bytes") or 0
+        if size > GIB and not re.search(r"(?i)vllm|python", str(item.facts["what"])):
+            yield item, size
+
+
 def listed_programs(case: Case) -> list[str]:
-    """`NAME with SIZE` of each other program with over a GiB in nvidia-smi's list of processes."""
-    others = [item for item in case.all("smi_process") if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
-    sizes = [(item.number("held_bytes") or 0, str(item.facts["what"]).rpartition("/")[2]) for item in others]
-    return [f"{name} with {gib(size)}" for size, name in sizes if size > GIB]
-
-
-@cache
-def _programs() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """(pattern of its names, step that frees its memory) of each program that is often beside a server."""
-    rows = read_data("diagnosis_texts.json")["card_programs"]
-    return tuple((re.compile(f"(?i){words}"), step) for words, step in rows)
+    """`NAME with SIZE` of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    listed = _other_programs(case)
+    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in listed]
 
 
 def _steps_of_programs(case: Case) -> list[str]:
     """What frees the memory of the programs that the text names beside the server."""
-    return [step for words, step in _programs() if case.tells(words)]
+    rows = read_data("diagnosis_texts.json")["card_programs"]
+    return [step for words, step in rows if case.tells(re.compile(f"(?i){words}"))]
 
 
 def idle_cards(case: Case) -> list[int]:
     """The numbers of the cards that nvidia-smi's table shows with a twentieth in use at most, or that a sentence calls
     free; none of them is the card that failed."""
     numbers = {item.line: item.number("index_count") or 0 for item in case.all("gpus_listed")}
-    used = [(numbers.get(item.line - 1, 0), item.facts) for item in case.all("card_usage")]
-    idle = {number for number, facts in used if _bytes(facts, "used") * 20 <= _bytes(facts, "total")}
+    used = {
+        item.line: (item.number("used_bytes") or 0) / (item.number("total_bytes") or 1)
+        for item in case.all("card_usage")
+    }
+    idle = {numbers.get(line - 1, 0) for line, part in used.items() if part <= 1 / 20}
     idle |= {int(item.facts["what"]) for item in case.all("idle_card_told")}
     check, oom = case.first("free_below_desired"), case.oom
     failed = re.search(r"\b[a-z]+:(\d)\b", check.text) if check else None
     return sorted(idle - {int(failed[1]) if failed else (oom.gpu or 0 if oom else 0)})
-
-
-def _bytes(facts: Mapping[str, Any], name: str) -> int:
-    """The fact `{name}_bytes`; 0 without it."""
-    return int(facts.get(f"{name}_bytes", 0))
 
 
 def idle_card_fix(planner: FixPlanner) -> Fix | None:
@@ -105,7 +99,9 @@ def idle_card_fix(planner: FixPlanner) -> Fix | None:
         return None
     names = ",".join(map(str, cards[:ranks]))
     steps = (f"of a container: docker run --gpus '\"device={names}\"'",)
-    return Fix("free_gpu_or_kill_orphans", reason("idle_card", {"names": names}), {}, {_VISIBLE: names}, steps)
+    return Fix(
+        "free_gpu_or_kill_orphans", reason("idle_card", {"names": names}), {}, {"CUDA_VISIBLE_DEVICES": names}, steps
+    )
 
 
 def is_held_by_sibling(case: Case) -> bool:

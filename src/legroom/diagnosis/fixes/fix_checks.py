@@ -8,14 +8,9 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
+from legroom.diagnosis.fixes import tried_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
-from legroom.diagnosis.fixes.tried_changes import (
-    goes_on_from_attempt,
-    is_between_failures,
-    is_value_in_vain,
-    was_in_vain,
-)
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import message_group
@@ -49,9 +44,11 @@ def checked_fixes(
     release = _reported_release_fix(planner)
     is_counted = planner.case.has(*_COUNTED)  # then the figures of the message lead, and the release comes second
     for fix in (_reported_fix(planner, is_memory), None if is_counted else release, *fixes):
-        if fix is None or was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
-            continue
-        if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
+        if (
+            fix is None
+            or tried_changes.was_in_vain(planner, fix)
+            or any(_is_forbidden(planner, fix, rule) for rule in forbidden)
+        ):
             continue
         checked = _check_fix(planner, fix)
         changes = [(other.flags, other.env, other.steps) for other in passed]
@@ -64,7 +61,7 @@ def checked_fixes(
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    passed.sort(key=lambda fix: goes_on_from_attempt(planner, fix))
+    passed.sort(key=lambda fix: tried_changes.goes_on_from_attempt(planner, fix))
     if is_counted and release is not None:
         passed.insert(1, release)
     # What the text says that its writer needs goes behind the fixes that keep it.
@@ -259,14 +256,12 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
     """The fix without values that the failed run had, or that were tried in vain; its kind is of what is left."""
     is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
-
-    def is_tried(name: str) -> bool:
-        return not fix.proven and name in ServeArgs.__dataclass_fields__ and is_value_in_vain(planner, fix, name)
-
+    known = () if fix.proven else fix.flags.keys() & ServeArgs.__dataclass_fields__
+    tried = {name for name in known if tried_changes.is_value_in_vain(planner, fix, name)}
     flags = {
         name: value
         for name, value in fix.flags.items()
-        if (is_said and value is None) or not (_is_in_force(planner, name, value) or is_tried(name))
+        if (is_said and value is None) or not (name in tried or _is_in_force(planner, name, value))
     }
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:

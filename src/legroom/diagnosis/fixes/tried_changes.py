@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
-from legroom.errors import LegroomError
-from legroom.facts.releases import release
+from legroom.facts.releases import logged_release
 
 if TYPE_CHECKING:
     from legroom.diagnosis.finding import Fix
@@ -41,6 +39,8 @@ def is_between_failures(case: Case, name: str, value: Any) -> bool:
 
 def was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     """Whether the text says that the server failed with this fix too, or already where it goes further."""
+    if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
+        return True
     if fix.proven:
         return False
     case, share = planner.case, fix.flags.get("gpu_memory_utilization") or 0
@@ -57,13 +57,13 @@ def was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
 def is_value_in_vain(planner: FixPlanner, fix: Fix, name: str) -> bool:
     """Whether by the text the server failed with the value that a fix gives this setting, or with a further one."""
     case = planner.case
-    tried = {key: way for settings, worked in case.reported if not worked for key, way in _tried(settings).items()}
     if name in fix.env:
-        return fix.env[name] in failed_values(case, name) or any(each in fix.env[name] for each in tried if each)
-    value = fix.flags[name]
-    if name in tried:
+        is_tried = "expandable" in fix.env[name] and failed_values(case, "tried expandable_segments")
+        return bool(is_tried) or fix.env[name] in failed_values(case, name)
+    value, ways = fix.flags[name], failed_values(case, f"tried {name}")
+    if ways:
         now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
-        return not tried[name] or ((value or 0) < now) == (tried[name] == "lower")
+        return not ways[-1] or ((value or 0) < now) == (ways[-1] == "lower")
     numbers = [other for other in failed_values(case, name) if isinstance(other, int | float) and value is not None]
     if name == "gpu_memory_utilization" and fix.kind == "raise_util":
         return any(value <= other for other in numbers)
@@ -84,11 +84,6 @@ def goes_on_from_attempt(planner: FixPlanner, fix: Fix) -> bool:
     )
 
 
-def _tried(settings: Mapping[str, Any]) -> dict[str, str]:
-    """NAME -> `lower`, `raise` or empty of the entries `tried NAME`, but of releases."""
-    return {name.removeprefix("tried "): way for name, way in settings.items() if name.startswith("tried ")}
-
-
 def _larger_share_fails(case: Case, fix: Fix) -> bool:
     """Whether a larger gpu_memory_utilization than one that failed fails as well."""
     return fix.kind == "lower_util" or (case.is_oom and case.site in _AFTER_POOL)
@@ -96,12 +91,8 @@ def _larger_share_fails(case: Case, fix: Fix) -> bool:
 
 def _is_tried_release(case: Case, steps: tuple[str, ...]) -> bool:
     """Whether the step is an upgrade, and the text says that the newest release, or one with the change, fails too."""
-    step = _NEWER.search(steps[0]) if steps else None
-    if step is None:
-        return False
-    told = [str(settings["tried release"]) for settings, _ in case.reported if "tried release" in settings]
-    try:
-        bound = release(step[1]) if step[1] else None
-        return any(not each[:1].isdigit() or (bound and not release(each).before(bound.version)) for each in told)
-    except LegroomError:  # a number that no release has
-        return False
+    step, told = _NEWER.search(steps[0]) if steps else None, failed_values(case, "tried release")
+    newest = [each for each in told if not each[0].isdigit()]
+    if step is None or newest or step[1] is None:
+        return step is not None and bool(newest)
+    return any(logged_release(each).at_least(step[1]) for each in told)
