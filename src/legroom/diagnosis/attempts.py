@@ -40,8 +40,9 @@ def _tried_settings(sentence: str) -> Iterator[Mapping[str, Any]]:
     for mention in mentions(sentence):
         values = mention.values[-1:] if mention.is_change else mention.values
         more = _words("more").match(sentence, mention.end) if not mention.is_change else None
-        others = re.findall(r"\d[\d.]*k?", more[0]) if more else ()
-        yield from ({mention.name: value} for value in (*values, *map(_number, others)))
+        others = re.findall(r"\d+(?:\.\d+)?", more[0]) if more else ()
+        numbers = (float(other) if "." in other else int(other) for other in others)
+        yield from ({mention.name: value} for value in (*values, *numbers))
         valued.add(mention.name)
     for match in _words("switch").finditer(sentence):
         yield from ({name: True} for name, found in match.groupdict().items() if found)
@@ -51,9 +52,3 @@ def _tried_settings(sentence: str) -> Iterator[Mapping[str, Any]]:
         name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         if name not in valued:
             yield {f"tried {name}": (match["down"] and "lower") or (match["up"] and "raise") or ""}
-
-
-def _number(written: str) -> float:
-    """The number that `8k`, `4096` or `0.85` is."""
-    digits = written.rstrip(".k")
-    return float(digits) if "." in digits else int(digits) * (1024 if written.endswith("k") else 1)

@@ -26,7 +26,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, description_evidence
-from legroom.diagnosis.told_settings import settings_of_rerun, values_in_vain
+from legroom.diagnosis.told_settings import settings_of_rerun
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
@@ -285,7 +285,7 @@ def _with_pasted_command(
 ) -> tuple[tuple[Case, ...], Hints | None]:
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     tried = tuple(attempts_in_vain(text))
-    in_vain = [(settings, False) for settings in (*values_in_vain(text), *tried)]
+    in_vain = [(settings, False) for settings in tried]
     if not cases or all(case.startup.args_known for case in cases):
         cases = tuple(_with_args(case, case.startup.args, named_card(text)) for case in cases)
         return tuple(replace(case, reported=tuple(in_vain), attempts=tried) for case in cases), hints

@@ -1,7 +1,7 @@
 """Settings that people name in words: `util 0.95`, `32k context`, `TP=4`, `max-model-len from 32k to 8k`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -119,15 +119,6 @@ def stated_settings(text: str) -> dict[str, Any]:
             if (value := next(filter(None, values), None)) is not None:
                 stated[name] = value
     return {**tried, **stated}
-
-
-def values_in_vain(text: str) -> Iterator[Mapping[str, float]]:
-    """{setting: value} of each value in the text's lists, one setting a line, of which it says that none worked."""
-    for line in (line for found in setting_words("in_vain").finditer(text) for line in found[1].split("\n")):
-        name = next((name for name in named_settings() if name in line.replace("-", "_")), None)
-        if name is not None and (listed := setting_words("list").search(line)):
-            numbers = re.findall(r"\d+(?:\.\d+)?", listed[1])
-            yield from ({name: float(number) if "." in number else int(number)} for number in numbers)
 
 
 def settings_of_rerun(text: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes import card_holders
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
 from legroom.diagnosis.fixes.log_accounting import stated_weights_bytes
+from legroom.diagnosis.fixes.step_savings import step_shortage_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -324,7 +325,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): an idle card, free the card, a utilization beside the others, an upgrade ..."""
     case, less = planner.case, _smaller_share(planner)
     free_it, in_turn = _card_freed(planner, less), known_fix("start_in_turn")
-    newer = known_fix("own_memory_only") if _may_be_before_0_9_1(planner) else None
+    known, engine = planner.known, case.engine
+    is_old = engine.is_styled_before_0_9_2 or bool(engine.before_brackets)  # no bracket before the file name
+    is_old = known.release.before("0.9.1") if known.release_known else is_old
+    newer = known_fix("own_memory_only") if is_old else None
     yield card_holders.idle_card_fix(planner)
     if is_of_siblings := case.has("siblings_told") and case.is_oom:
         free_it = known_fix("card_for_each_part")
@@ -451,13 +455,6 @@ def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
         return ()
     why = f"vLLM advises it, but the weights alone take {gib(weights)} and {gib(free)} were free"
     return (DeadEnd("lower gpu_memory_utilization", why),)
-
-
-def _may_be_before_0_9_1(planner: FixPlanner) -> bool:
-    """Whether the release charges other processes' memory to the server; by the style of the log if unknown."""
-    known, engine = planner.known, planner.case.engine
-    old_style = engine.is_styled_before_0_9_2 or bool(engine.before_brackets)  # no bracket before the file name
-    return known.release.before("0.9.1") if known.release_known else old_style
 
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.failed_run import (
@@ -250,7 +249,9 @@ class FixPlanner:
             if fix and fix.plan and fix.plan.verdict == "fits":
                 if kind != "more_or_fewer_gpus_tp_pp" or tight is None or tight.plan is None:
                     return fix
-                return replace(fix, why=f"{fix.why} {_tight_text(tight, tight.plan)}")
+                changed, reason = " ".join(any_release_words(tight.flags)), tight.plan.reason
+                surer = "; --gpu NAME narrows it" if tight.plan.target.gpu.source == "given by size" else ""
+                return replace(fix, why=f"{fix.why} {changed} alone is tight: {reason}{surer}.")
             tight = tight or fix
         return tight
 
@@ -518,12 +519,6 @@ def _caveat_without_log(made: Plan) -> str:
     return f" Without this log, legroom plan {says}." if says else ""
 
 
-def _tight_text(fix: Fix, made: Plan) -> str:
-    """Why a fix with fewer GPUs is not proposed: its plan is tight, surer once an unnamed card is named."""
-    surer = "; --gpu NAME narrows it" if made.target.gpu.source == "given by size" else ""
-    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {made.reason}{surer}."
-
-
 def bytes_without_kv(layout: Layout) -> int:
     """Bytes a server needs before its KV cache is allocated: weights, activation peak and memory outside torch."""
     return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
@@ -536,40 +531,3 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
     if flags.keys() & flags_changing("peak"):
         return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
     return seen
-
-
-LOGPROB_BYTES = 10
-"""Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
-(`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
-_CHUNK_TOKENS = 1024
-"""Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
-RUNNER_V2 = "vllm/v1/worker/gpu/"
-
-
-def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
-    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
-    oom = planner.case.oom
-    if oom is None:
-        return GIB
-    short = oom.wanted_bytes - (oom.free_bytes or 0)
-    record = planner.case.black_box
-    # What follows in the step is half as large again: an activation's output beside its input.
-    follows = oom.wanted_bytes // 2 if record is None else 0
-    if record is None and "_get_prompt_logprobs" in (
-        frames := " ".join(i.text for i in planner.case.all("frame_logits"))
-    ):
-        # Of LOGPROB_BYTES the logits are 2 and come first; the other 8 are two copies in float32.
-        follows = oom.wanted_bytes * (1 if "log_softmax" in frames or "gather_logprobs" in frames else 4)
-    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
-    if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
-        return need
-    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * LOGPROB_BYTES
-    return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))
-
-
-def _largest_prompt_chunk(record: BlackBox) -> int:
-    """The most prompt tokens of one request whose log-probabilities the recorded step held at once."""
-    tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
-    frames = record.request.frames if record.request else ()
-    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens
