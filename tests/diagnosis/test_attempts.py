@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from legroom.diagnosis.attempts import attempts_in_vain
+from legroom.diagnosis.contrasts import attempts_in_vain
 from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.log_diagnosis import read_log
 

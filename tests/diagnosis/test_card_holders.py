@@ -34,6 +34,12 @@ def test_an_idle_card_is_taken(told: str) -> None:
     assert fix.command[:3] == ("CUDA_VISIBLE_DEVICES=1", "vllm", "serve")
 
 
+@pytest.mark.parametrize("told", ["GPU 2 and 3 are idle.", "GPUs 2-3 are unused.", "2、3号卡空闲。"])
+def test_as_many_idle_cards_are_taken_as_the_server_has_ranks(told: str) -> None:
+    fix = first_fix(f"Four cards, GPU 0 is taken. {told} I run with --tensor-parallel-size 2.\n{CHECK.format('0.9')}")
+    assert dict(fix.env) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+
+
 def test_a_card_in_use_and_the_card_that_failed_are_not_idle() -> None:
     assert not first_fix(f"{TABLE.format(22500, 9000)}\n{CHECK.format('0.9')}").env
     assert not first_fix(f"{TABLE.format(22500, 3)}\n{CHECK.format('0.9').replace('cuda:0', 'cuda:1')}").env
@@ -80,3 +86,8 @@ def test_a_release_that_worked_comes_second_where_the_message_counts() -> None:
     fixes = read_log([f"vLLM 0.15.1 was fine, 0.16.0 gives\n{error}".encode()]).runs[0].findings[0].fixes
     assert [fix.kind for fix in fixes[:2]] == ["max_model_len", "engine_version_or_V0"]
     assert "vllm==0.15.1" in fixes[1].steps[0]
+
+
+def test_a_distilled_model_is_not_the_one_that_taught_it() -> None:
+    text = "vLLM runs out of memory when loading DeepSeek R1 Distill Qwen 32B on an L4."
+    assert read_log([text.encode()]).runs[0].case.startup.args.model != "DeepSeek-R1"

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.attempts import attempts_in_vain
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import contrasts, failed_utilizations, is_attempt
+from legroom.diagnosis.contrasts import attempts_in_vain, contrasts, failed_utilizations, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (

@@ -170,15 +170,16 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
         strength = Strength.USUAL  # small shares beside a rank are its siblings' contexts
-    elif _is_small(case, others):
+    elif _is_small(case):
         strength = Strength.USUAL if case.site else Strength.SUGGESTED
     elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
         strength = Strength.SUGGESTED
     return Assessment(strength, proof(error), why)
 
 
-def _is_small(case: Case, others: int) -> bool:
-    """Whether the other processes hold less than a twentieth of the card, as their CUDA contexts do."""
+def _is_small(case: Case) -> bool:
+    """Whether others hold less than a twentieth of the card, as CUDA contexts do, by torch's message."""
+    others = case.ledger.other_processes_bytes or case.ledger.unowned_bytes
     return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
 
@@ -358,16 +359,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
             yield from (split_over_idle_cards(planner), free_it)
         stays = card_holders.is_held_by_sibling(case) or bool(shares) or (less and less.plan and less.plan.starts)
-        if stays or can_start_with_lower_utilization(case) or _holds_little(case) or case.site == "kv":
+        if stays or can_start_with_lower_utilization(case) or _is_small(case) or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield None if case.has("not_released_told") else in_turn
-
-
-def _holds_little(case: Case) -> bool:
-    """Whether what others hold of the card is less than a twentieth of it, by torch's message."""
-    return _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
 
 
 def _smaller_share(planner: FixPlanner) -> Fix | None:
@@ -381,7 +377,7 @@ def _smaller_share(planner: FixPlanner) -> Fix | None:
     less = less or utilization_within_free_memory(planner) or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
-    if less is None and _holds_little(case):
+    if less is None and _is_small(case):
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     return less
 
@@ -462,7 +458,7 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     free, total = card_holders.free_and_total_bytes(planner.case)
     holder, ledger = card_holders.described_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
-    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
+    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case) else listed)):
         total = ledger.total_bytes
         free = (total or 0) - held
     elif free is None and holder is not None and planner.total_bytes:

@@ -86,7 +86,9 @@ def idle_cards(case: Case) -> list[int]:
         for item in case.all("card_usage")
     }
     idle = {numbers.get(line - 1, 0) for line, part in used.items() if part <= 1 / 20}
-    idle |= {int(item.facts["what"]) for item in case.all("idle_card_told")}
+    for told in (str(item.facts["what"]) for item in case.all("idle_card_told")):
+        first, *_, last = 2 * [int(number) for number in re.findall(r"\d", told)]
+        idle |= {*range(first, last + 1)} if re.search("[-~到]|to", told) else set(map(int, re.findall(r"\d", told)))
     check, oom = case.first("free_below_desired"), case.oom
     failed = re.search(r"\b[a-z]+:(\d)\b", check.text) if check else None
     return sorted(idle - {int(failed[1]) if failed else (oom.gpu or 0 if oom else 0)})

@@ -159,7 +159,8 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":
         return _less_beside_weights(planner, needed, total)
     why = "Smaller weights, more GPUs or larger ones hold it."
-    if total is not None and needed is None and oom is not None and oom.torch_bytes is not None:
+    is_loading = planner.case.site in ("", "build", "load", "quant")
+    if total is not None and needed is None and oom is not None and oom.torch_bytes is not None and is_loading:
         more = gib(oom.torch_bytes + oom.wanted_bytes)
         why = reason("full_before_complete", {"total": gib(total), "more": more})
     elif total is not None and needed is not None and needed > total:
