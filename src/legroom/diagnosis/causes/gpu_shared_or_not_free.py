@@ -376,9 +376,9 @@ def _smaller_share(planner: FixPlanner) -> Fix | None:
         less = planner.lower_utilization(need, why)
     less = less or utilization_within_free_memory(planner) or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
-        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
+        less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits into what is free.")
     if less is None and _is_small(case):
-        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
+        less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits beside the others.")
     return less
 
 

@@ -92,7 +92,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
     if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):
         why = "What sleep mode's allocator keeps beside the budget needs room."
-        yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
+        yield from (planner.lower_utilization(planner.case.ledger.shortage_bytes + GIB, why), off, newer)
     elif planner.case.site in ("build", "load") and not planner.case.platform.trainer:
         yield from (off, newer, lower)
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
@@ -119,7 +119,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         others, oom = planner.case.ledger.other_processes_bytes, planner.case.oom
         if planner.case.has("training_step") and others is not None and oom is not None and others < oom.wanted_bytes:
             lower = None  # what the engine holds is less than what the trainer's step asked for
-        yield _trainer_offload_fix(planner.case) if is_blind else None
+        moved = tuple(step.removeprefix("and ") for step in _trainer_steps(planner.case, None))
+        yield replace(known_fix("trainer_off_the_card"), steps=moved) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
@@ -142,12 +143,6 @@ def _share_beside_trainer(planner: FixPlanner, is_starved: bool) -> Fix | None:
         trades = "" if is_starved else lower.trades
         lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps), trades=trades)
     return lower
-
-
-def _trainer_offload_fix(case: Case) -> Fix:
-    """Fix: offload the trainer's weights and optimizer from the card while the engine is awake."""
-    steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
-    return replace(known_fix("trainer_off_the_card"), steps=steps)
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:

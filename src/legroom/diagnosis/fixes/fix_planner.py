@@ -112,11 +112,6 @@ class FixPlanner:
         return made.memory.kv.shape.needed_bytes(made.settings.max_model_len) if made is not None else 0
 
     @property
-    def oom_shortage_bytes(self) -> int:
-        """Bytes by which the failed allocation exceeded free memory; 0 where the log has no sizes."""
-        return self.case.ledger.shortage_bytes
-
-    @property
     def utilization_known(self) -> bool:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
@@ -383,13 +378,13 @@ class FixPlanner:
         if self.unpredicted_pool_bytes and base is not None:
             won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
             return won >= made.memory.kv.needed_bytes + GIB // 2
-        if base is None or base.verdict != "fits" or not self.oom_shortage_bytes:
+        if base is None or base.verdict != "fits" or not self.case.ledger.shortage_bytes:
             return True
         if self.case.phase in ("startup_load", "startup_profile"):
             won = bytes_without_kv(base.layout) - bytes_without_kv(made.layout)
         else:
             won = made.layout.headroom_bytes - base.layout.headroom_bytes
-        return won >= self.oom_shortage_bytes
+        return won >= self.case.ledger.shortage_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The command line with these changes, MODEL for an unknown model; empty where a trainer starts the engine."""
