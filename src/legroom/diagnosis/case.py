@@ -56,6 +56,8 @@ class Case:
     """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
     reported: tuple[tuple[Mapping[str, Any], bool], ...] = ()
     """Settings and whether the server started with them, as the writer of the text says."""
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    """Those settings of `reported` that were tried after the failure, in vain."""
     too_small_share: float | None = None
     """The gpu_memory_utilization of an earlier attempt whose KV pool was too small."""
     neighbours: tuple[Startup, ...] = ()

@@ -18,6 +18,10 @@ _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
 
 
+_BESIDE_CHARS = 60
+"""The outcome of a trial that is a sentence of its own, `Same error.`, begins within so many characters."""
+
+
 @cache
 def _words(name: str) -> re.Pattern[str]:
     """The pattern `name` of `evidence.json` for how people say that a server started or failed, or name a setting."""
@@ -53,7 +57,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
-                settings |= dict(_tried(clause, settings) if failed else _remedies(clause, last_flag or last_feature))
+                settings |= {} if failed else dict(_remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
             elif (
@@ -101,14 +105,6 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
     yield from ((name, value) for name, value in variables if name.startswith(("VLLM_", "PYTORCH_")))
 
 
-def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(`tried NAME`, `lower`, `raise` or empty) of each setting not in `valued` that a clause says did not help."""
-    for match in _words("tried").finditer(clause) if _words("in_vain").search(clause) else ():
-        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
-        if name not in valued:
-            yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""
-
-
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
     """(setting, its value when off, or None) for each that a clause says to leave out; eager mode is (name, True)."""
     for match in _words("without").finditer(clause):
@@ -128,3 +124,38 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
 def _features_off(text: str) -> Iterator[tuple[str, Any]]:
     """(setting, its value without the feature) for each feature that the text begins with."""
     return ((name, value) for pattern, name, value in _features() if pattern.match(text))
+
+
+def attempts_in_vain(text: str) -> Iterator[Mapping[str, Any]]:
+    """Setting -> value, or `tried NAME` -> `lower`, `raise` or empty, of each trial that by the text did not help."""
+    plain = "\n".join(plain_lines(text.split("\n")))
+    sentences = [sentence for sentence in setting_words("sentence").split(plain) if sentence.strip()]
+    is_list = False
+    for sentence, following in zip(sentences, (*sentences[1:], ""), strict=False):
+        is_item = bool(_words("trial").match(sentence))
+        is_list = (is_list and is_item) or bool(_words("trials").search(sentence))
+        outcome = _words("vain").sub("", sentence)
+        is_vain = outcome != sentence or bool(_words("vain").search(following[:_BESIDE_CHARS]))
+        is_vain = (is_vain and bool(_words("trying").search(sentence))) or (is_list and is_item)
+        if is_vain and not _words("cured").search(outcome):
+            yield from _tried_settings(sentence.rstrip(" .!"))
+
+
+def _tried_settings(sentence: str) -> Iterator[Mapping[str, Any]]:
+    """One mapping for each value, switch, variable, release or bare name of a setting in a trial's sentence."""
+    valued = set()
+    for mention in mentions(sentence):
+        values = mention.values[-1:] if mention.is_change else mention.values
+        more = _words("more").match(sentence, mention.end) if not mention.is_change else None
+        others = re.findall(r"\d+(?:\.\d+)?", more[0]) if more else ()
+        numbers = (float(other) if "." in other else int(other) for other in others)
+        yield from ({mention.name: value} for value in (*values, *numbers))
+        valued.add(mention.name)
+    for match in _words("switch").finditer(sentence):
+        yield from ({name: True} for name, found in match.groupdict().items() if found)
+    yield from ({name: value} for name, value in _words("trial_variable").findall(sentence))
+    yield from ({"tried release": one or other} for one, other in _words("trial_release").findall(sentence))
+    for match in _words("bare").finditer(sentence):
+        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
+        if name not in valued:
+            yield {f"tried {name}": (match["down"] and "lower") or (match["up"] and "raise") or ""}

@@ -12,7 +12,7 @@ from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import contrasts, failed_utilizations, is_attempt
+from legroom.diagnosis.contrasts import attempts_in_vain, contrasts, failed_utilizations, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
@@ -25,7 +25,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, description_evidence
-from legroom.diagnosis.told_settings import settings_of_rerun, values_in_vain
+from legroom.diagnosis.told_settings import settings_of_rerun
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
@@ -283,8 +283,11 @@ def _with_pasted_command(
     cases: tuple[Case, ...], text: str, hints: Hints | None, attempts: Sequence[int]
 ) -> tuple[tuple[Case, ...], Hints | None]:
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
+    tried = tuple(attempts_in_vain(text))
+    in_vain = [(settings, False) for settings in tried]
     if not cases or all(case.startup.args_known for case in cases):
-        return tuple(_with_args(case, case.startup.args, named_card(text)) for case in cases), hints
+        cases = tuple(_with_args(case, case.startup.args, named_card(text)) for case in cases)
+        return tuple(replace(case, reported=tuple(in_vain), attempts=tried) for case in cases), hints
     named = set(prose("image").findall(text)) or set(prose("release").findall(text))
     if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named
@@ -296,7 +299,6 @@ def _with_pasted_command(
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
     told, full_text = tuple(contrasts(text, release or latest())), text
-    in_vain = [({name: value}, False) for name, value in values_in_vain(text)]
     for _, worked, clause in told:
         # What worked, or was tried afterwards, was not set in the run that failed.
         text = text.replace(clause, "") if worked or is_attempt(clause) else text
@@ -322,11 +324,13 @@ def _with_pasted_command(
             if (given := getattr(args, name, None)) not in (None, value):
                 args, reported = replace(args, **{name: value}), [({name: given}, True), *reported]
     failed, starved = failed_utilizations(told)
+    failed = failed or {share for settings, _ in in_vain if (share := settings.get("gpu_memory_utilization"))}
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None
     launcher = launcher_in(full_text)
-    cases = tuple(replace(case, reported=tuple(reported), too_small_share=least, launcher=launcher) for case in cases)
+    cases = tuple(replace(case, reported=tuple(reported), attempts=tried) for case in cases)
+    cases = tuple(replace(case, too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

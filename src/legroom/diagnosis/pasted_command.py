@@ -66,7 +66,8 @@ def pasted_command(
         if args.model and is_named and "--config" not in line and "$" not in args.model:
             # In a sentence the command goes on in words that are no flags.
             words = rf"(?<!\S)(?:{'|'.join(map(re.escape, prose))})(?!\S)"
-            return re.sub(words, "", line) if prose else line, args
+            start = line.index(args.model) + len(args.model)
+            return line[:start] + (re.sub(words, "", line[start:]) if prose else line[start:]), args
     for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
         lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())

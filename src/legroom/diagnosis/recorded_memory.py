@@ -336,11 +336,7 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
     }
     facts: dict[str, int | float | str] = {name: value for name, value in known.items() if value is not None}
     rank = "" if worker.rank is None else f"worker {worker.rank}, "
-    text = f"black box of {rank}pid {worker.pid}: " + ", ".join(_fact_texts(facts))
-    return Evidence("black_box", "symptom", line, text, facts, rank=worker.rank, pid=worker.pid)
-
-
-def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
-    """Each fact as text: `{"free_bytes": 1073741824}` is `free 1.0 GiB`; the pid is left out."""
     shown = {n: human_bytes(int(v)) if n.endswith("_bytes") else v for n, v in facts.items() if n != "pid"}
-    return [f"{name.removesuffix('_bytes').replace('_', ' ')} {value}" for name, value in shown.items()]
+    parts = ", ".join(f"{name.removesuffix('_bytes').replace('_', ' ')} {value}" for name, value in shown.items())
+    text = f"black box of {rank}pid {worker.pid}: {parts}"
+    return Evidence("black_box", "symptom", line, text, facts, rank=worker.rank, pid=worker.pid)

@@ -45,6 +45,10 @@ def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evi
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
         moments = [(told, match) for told, match in moments if told[1] == "frame" or told[2] == "serving"]
     around = [(told, match) for told in _told("circumstances") if (match := told[3].search(sentences))]
+    holders = [match.span() for told, match in around if told[0] == "neighbour_holds"]
+    # A training job that holds the card is a neighbour, no trainer with the engine inside.
+    beside = [m for t, m in around if t[0] == "trainer" and any(start <= m.start() < end for start, end in holders)]
+    around = [(told, match) for told, match in around if match not in beside]
     if failures and not any(item.id == "torch_oom" for item in failures):
         kept = (told for told in _told("shortages") if told[0] == "not_released_told")
         around += [

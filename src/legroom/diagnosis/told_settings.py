@@ -121,15 +121,6 @@ def stated_settings(text: str) -> dict[str, Any]:
     return {**tried, **stated}
 
 
-def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
-    """(setting, value) of each value in the text's lists, one setting a line, of which it says that none worked."""
-    for line in (line for found in setting_words("in_vain").finditer(text) for line in found[1].split("\n")):
-        name = next((name for name in named_settings() if name in line.replace("-", "_")), None)
-        if name is not None and (listed := setting_words("list").search(line)):
-            numbers = re.findall(r"\d+(?:\.\d+)?", listed[1])
-            yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
-
-
 def settings_of_rerun(text: str) -> dict[str, Any]:
     """Setting -> value that sentences set before the server was run again: those of the last run."""
     again = filter(setting_words("run_again").search, setting_words("sentence").split(text))

@@ -54,7 +54,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("clean_device")
         return
     join, is_npu = joined_segments_fix(planner), oom is not None and oom.platform == "NPU"
-    need = planner.oom_shortage_bytes
+    need = planner.case.ledger.shortage_bytes
     lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
     is_full = planner.utilization_known and planner.utilization > planner.default_utilization

@@ -116,7 +116,7 @@ def _graph_shortage_bytes(planner: FixPlanner) -> int:
     """Bytes the graphs lack: the failed allocation or the printed (else usual) graph size, less unbudgeted bytes."""
     case, total = planner.case, planner.total_bytes
     startup = case.startup
-    piece = planner.oom_shortage_bytes if case.oom else GIB
+    piece = planner.case.ledger.shortage_bytes if case.oom else GIB
     usual = _GRAPH_BYTES if case.engine.generation == "V0" else GIB  # V1 captures in pieces: the lower end
     usual = 0 if startup.graph_bytes or planner.failed_plan is not None else usual
     # 0.18 and 0.19 print the estimate and do not reserve it.

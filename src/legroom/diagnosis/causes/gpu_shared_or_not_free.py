@@ -8,26 +8,16 @@ from dataclasses import replace
 from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
+from legroom.diagnosis.fixes import card_holders
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
 from legroom.diagnosis.fixes.log_accounting import stated_weights_bytes
+from legroom.diagnosis.fixes.step_savings import step_shortage_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.facts.releases import logged_release
 from legroom.units import GIB, MIB, gib
-from legroom.vllm_logs.evidence import Evidence
-
-_HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
-"""The command that lists the processes on a card that is not NVIDIA's."""
-_VIEWS = ("wsl", "container_told")
-"""Where the list of processes inside does not show who holds the card: what shows it."""
-_SPARE_SHARE = 0.1
-"""What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
-_USABLE_PART = 5
-"""A budget below a fifth of the wanted one hardly holds the model that the wanted one was for."""
-_UNEQUAL_BYTES = 2 * GIB
-"""Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -57,7 +47,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     strength, desired = Strength.NAMED, _desired_bytes(case)
-    free, total = _free_and_total_bytes(case)
+    free, total = card_holders.free_and_total_bytes(case)
     if free is None or total is None or desired is None:
         is_cache = case.platform.unified and case.has("page_cache_told")
         why = "The card had less free memory at start-up than the share vLLM was told to take."
@@ -147,7 +137,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
         item.rank: item for item in case.all("available_kv") if item.rank is not None and "_PP" not in item.process
     }
     pools = sorted((size, rank) for rank, item in lines.items() if (size := item.number("available_bytes")) is not None)
-    if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < _UNEQUAL_BYTES:
+    if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < card_holders.UNEQUAL_BYTES:
         return None
     (least, rank), (most, other) = pools[0], pools[-1]
     facts = {"rank": rank, "other": other, "least": gib(least), "most": gib(most), "more": gib(most - least)}
@@ -180,15 +170,16 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
         strength = Strength.USUAL  # small shares beside a rank are its siblings' contexts
-    elif _is_small(case, others):
+    elif _is_small(case):
         strength = Strength.USUAL if case.site else Strength.SUGGESTED
     elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
         strength = Strength.SUGGESTED
     return Assessment(strength, proof(error), why)
 
 
-def _is_small(case: Case, others: int) -> bool:
-    """Whether the other processes hold less than a twentieth of the card, as their CUDA contexts do."""
+def _is_small(case: Case) -> bool:
+    """Whether others hold less than a twentieth of the card, as CUDA contexts do, by torch's message."""
+    others = case.ledger.other_processes_bytes or case.ledger.unowned_bytes
     return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
 
@@ -227,9 +218,12 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
 def _charges_others(case: Case) -> bool:
     """Whether the vLLM release counts memory of other processes as the server's own."""
     told = " ".join(item.text for item in case.all("second_server_told"))
-    is_v1 = case.engine.generation == "V1" or "VLLM_USE_V1=1" in told
-    spans = (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1"), *((("0.7.0", "0.9.0.1"),) if is_v1 else ()))
     version = case.startup.vllm
+    is_v1 = case.engine.generation == "V1" or "VLLM_USE_V1=1" in told
+    is_v1 = is_v1 or (
+        version is not None and not case.engine.generation and not logged_release(version).before("0.8.0")
+    )
+    spans = (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1"), *((("0.7.0", "0.9.0.1"),) if is_v1 else ()))
     return version is not None and any(logged_release(version).within(*span) for span in spans)
 
 
@@ -240,7 +234,7 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     """Assesses what the text says of other processes on the card, or of an ended server's memory; None without it."""
     kept = case.first("not_released_told")
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
-    shares, holder = stated_utilizations(case), described_holder(case)
+    shares, holder = stated_utilizations(case), card_holders.described_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
@@ -271,19 +265,6 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     is_named = sum(shares) > 1 or (is_told and case.has("own_servers_told") and not is_sized)
     strength = Strength.NAMED if is_named else Strength.SHOWN if is_told else Strength.LIKELY
     return Assessment(strength, proof(told, case.first_failure), why)
-
-
-def described_holder(case: Case) -> tuple[Evidence, int] | None:
-    """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
-    told, listed = case.first("neighbour_holds"), case.all("smi_process")
-    if (used := case.first("memory_held_told")) is not None:
-        size = used.number("idle_bytes") or used.number("held_bytes") or 0
-        return (used, size) if size > GIB else None
-    if told is not None:
-        return told, round(float(told.facts["what"]) * GIB)
-    others = [item for item in listed if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
-    sizes = [(item.number("held_bytes") or 0, item) for item in others]
-    return next(((item, size) for size, item in sizes if size > GIB), None)
 
 
 def stated_utilizations(case: Case) -> list[float]:
@@ -342,30 +323,18 @@ def is_pool_oversized(case: Case) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes (None: not applicable): free the GPU, a utilization beside the others, starts in turn, an upgrade."""
-    case = planner.case
-    less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
-    less = less or _utilization_beside_block_pool(planner)
-    if less is None and case.site == "kv" and case.is_oom:
-        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
-    is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
-    if less is None and is_small:
-        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
-    free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
-    is_held = described_holder(case) is not None and not case.has("not_released_told")
-    if (is_held or case.has("device_told")) and case.is_oom:
-        free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
-    elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
-        free_it = known_fix("shares_below_one")
-    if sum(shares := stated_utilizations(case)) > 1 and not case.has("free_below_desired"):
-        parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
-        free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    free_it = _with_utilization_of_free_card(planner, free_it)
-    in_turn = known_fix("start_in_turn")
-    newer = _upgrade_fix(planner)
-    if case.has("siblings_told") and case.is_oom:
+    """Fixes (None: not applicable): an idle card, free the card, a utilization beside the others, an upgrade ..."""
+    case, less = planner.case, _smaller_share(planner)
+    free_it, in_turn = _card_freed(planner, less), known_fix("start_in_turn")
+    known, engine = planner.known, case.engine
+    is_old = engine.is_styled_before_0_9_2 or bool(engine.before_brackets)  # no bracket before the file name
+    is_old = known.release.before("0.9.1") if known.release_known else is_old
+    newer = known_fix("own_memory_only") if is_old else None
+    yield card_holders.idle_card_fix(planner)
+    if is_of_siblings := case.has("siblings_told") and case.is_oom:
         free_it = known_fix("card_for_each_part")
         yield free_it
+    shares = stated_utilizations(case)
     if not shares or case.has("no_cache_blocks"):
         yield _own_engines_fix(planner)
     if case.has("second_server_told"):
@@ -375,24 +344,59 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield from budget_for_weights(planner)
         if case.neighbours:
             yield in_turn
-        yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
+        is_held = card_holders.described_holder(case) is not None  # whatever the release, its bytes are missing
+        yield from (free_it, in_turn, newer) if newer is None or is_held else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         yield from (known_fix("start_again"), free_it, newer)
     else:
-        if (holders := _named_holders(case)) and not (case.is_oom and case.has("siblings_told")):
+        stages = ["Stage workers of the same launch, which have no rank"] * bool(_assess_unequal_ranks(case))
+        holders = (stages if case.has("stages_told") else []) or card_holders.named_holders(case)
+        if (named := holders or card_holders.listed_programs(case)) and not is_of_siblings:
             why = "to end, or to move to another card: whatever the flags say, its memory is missing here."
-            free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
+            free_it = replace(free_it, why=f"The card is held by {', '.join(named[:3])}. That has {why}")
+        if holders and not is_of_siblings:
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
             yield from (split_over_idle_cards(planner), free_it)
-        stays = (
-            _is_held_by_sibling(case) or bool(stated_utilizations(case)) or (less and less.plan and less.plan.starts)
-        )
-        if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
+        stays = card_holders.is_held_by_sibling(case) or bool(shares) or (less and less.plan and less.plan.starts)
+        if stays or can_start_with_lower_utilization(case) or _is_small(case) or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield None if case.has("not_released_told") else in_turn
+
+
+def _smaller_share(planner: FixPlanner) -> Fix | None:
+    """Fix: the utilization, else the smaller pool, that fits beside what others hold; None where no size is known."""
+    case = planner.case
+    less, record = None, case.black_box
+    if record is not None and assess_other_processes(record, case.black_box_line) is not None:
+        need = step_shortage_bytes(planner)
+        why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
+        less = planner.lower_utilization(need, why)
+    less = less or utilization_within_free_memory(planner) or _utilization_beside_block_pool(planner)
+    if less is None and case.site == "kv" and case.is_oom:
+        less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits into what is free.")
+    if less is None and _is_small(case):
+        less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits beside the others.")
+    return less
+
+
+def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
+    """Fix: the holder ends or moves, or shares of one card that add up; `less`: the fix if the holder stays."""
+    case, shares = planner.case, stated_utilizations(planner.case)
+    free_it = known_fix("one_engine") if case.has("engine_again_told") else card_holders.free_gpu_fix(planner, less)
+    is_held = card_holders.described_holder(case) is not None and not case.has("not_released_told")
+    if (is_held or case.has("device_told")) and case.is_oom:
+        free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
+    elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
+        free_it = known_fix("shares_below_one")
+    if sum(shares) > 1 and not case.has("free_below_desired"):
+        parts = ", ".join(
+            f"{share:g} becomes {share * (1 - card_holders.SPARE_SHARE) / sum(shares):.2f}" for share in shares
+        )
+        free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
+    return _with_utilization_of_free_card(planner, free_it)
 
 
 def _with_utilization_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
@@ -423,16 +427,9 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
         return Fix("raise_util", why, steps=(f"--gpu-memory-utilization {share:g} for the engine that starts last",))
     if (planner.known.gpus or 1) >= engines:
         return known_fix("one_card_each")
-    share = math.floor((1 - _SPARE_SHARE) / engines * 100) / 100
+    share = math.floor((1 - card_holders.SPARE_SHARE) / engines * 100) / 100
     below = known_fix("shares_below_one")
     return replace(below, flags={"gpu_memory_utilization": share}, is_unplanned=True)
-
-
-def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
-    """(free, total) bytes at vLLM's start-up check, the total by budget / utilization if not printed; or None each."""
-    free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
-    share = case.startup.args.gpu_memory_utilization
-    return free, total or (round(desired / share) if desired and share else None)
 
 
 def _desired_bytes(case: Case) -> int | None:
@@ -441,61 +438,10 @@ def _desired_bytes(case: Case) -> int | None:
     return case.number("free_below_desired", "desired_bytes") or (round(asked * total) if asked and total else None)
 
 
-def _named_holders(case: Case) -> list[str]:
-    """Who holds a GiB or more of the card beside this process: torch's list, or a stage of the same launch."""
-    oom = case.oom
-    if oom is not None and oom.total_bytes and oom.own_bytes:
-        listed = zip(oom.other_pids, oom.others_bytes, strict=False)
-        return [f"process {pid} with {gib(size)}" for pid, size in listed if size >= GIB and size != oom.own_bytes]
-    check = case.first("free_below_desired")
-    if case.has("stages_told") and _assess_unequal_ranks(case):
-        return ["Stage workers of the same launch, which have no rank"]
-    if check is None or not _is_held_by_sibling(case):
-        return []
-    loaded = max(case.all("weights_loaded"), key=lambda item: item.number("weights_bytes") or 0)
-    stage, size = re.search(r"\[(Stage-\d+)\]", loaded.text), gib(loaded.number("weights_bytes") or 0)
-    is_other = stage is not None and stage[1] not in check.text
-    return [f"{stage[1]} of the same launch, whose model took {size}"] if stage and is_other else []
-
-
 def can_start_with_lower_utilization(case: Case) -> bool:
     """Whether 3/4 of the requested budget is free, so that a lower utilization starts."""
     free, desired = case.number("free_below_desired", "free_bytes"), _desired_bytes(case)
     return free is not None and desired is not None and 4 * free >= 3 * desired
-
-
-def _is_held_by_sibling(case: Case) -> bool:
-    """Whether the memory in use at start-up is as large as the weights that another engine of this log has loaded."""
-    free, total = _free_and_total_bytes(case)
-    if free is None or total is None:
-        return False
-    loaded = [item.number("weights_bytes") or 0 for item in case.all("weights_loaded")]
-    return any(0 <= total - free - weights < _UNEQUAL_BYTES for weights in loaded if weights > GIB)
-
-
-def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
-    """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
-    check = planner.case.first("free_below_desired")
-    device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
-    platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device
-    holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
-    steps = [holders, *known_fix("free_gpu").steps]
-    steps[1:1] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
-    share = less.flags.get("gpu_memory_utilization") if less else None
-    if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
-        # Who asks for less than half of a card means to share it.
-        most = math.floor((1 - planner.utilization - _SPARE_SHARE) * 100) / 100
-        steps[1:2] = [
-            f"restart the server that holds it with --gpu-memory-utilization {most:g} or less: beside it "
-            f"{planner.utilization:g} are asked for here, and the shares of one card add up to less than 1",
-            "an orphan of an earlier run has to end: by its PID, its title is VLLM::EngineCore or VLLM::Worker",
-        ]
-    elif share is not None and share * _USABLE_PART >= planner.utilization:
-        steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
-    is_listed = platform != "CUDA" or planner.case.has("neighbour_told", *_VIEWS, "memory_held_told", "stages_told")
-    if planner.case.platform.unified or platform == "XPU" or (planner.total_bytes is None and not is_listed):
-        steps += known_fix("page_cache_is_counted").steps
-    return replace(known_fix("free_gpu"), steps=tuple(steps))
 
 
 def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
@@ -507,30 +453,12 @@ def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
     return (DeadEnd("lower gpu_memory_utilization", why),)
 
 
-def _upgrade_fix(planner: FixPlanner) -> Fix | None:
-    """Upgrade to 0.9.1 or later, which does not charge other processes' memory to the server; None if newer."""
-    # Without a version the log style decides: no bracket before the file name means older than 0.8.
-    by_style = planner.case.engine.is_styled_before_0_9_2 or bool(planner.case.engine.before_brackets)
-    old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
-    return known_fix("own_memory_only") if old else None
-
-
-def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """Fix: a utilization lower by what the failed step lacked, beside a black box's other process; else None."""
-    record = planner.case.black_box
-    if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
-        return None
-    need = step_shortage_bytes(planner)
-    why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
-    return planner.lower_utilization(need, why)
-
-
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
-    free, total = _free_and_total_bytes(planner.case)
-    holder, ledger = described_holder(planner.case), planner.case.ledger
+    free, total = card_holders.free_and_total_bytes(planner.case)
+    holder, ledger = card_holders.described_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
-    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
+    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case) else listed)):
         total = ledger.total_bytes
         free = (total or 0) - held
     elif free is None and holder is not None and planner.total_bytes:
@@ -540,7 +468,9 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     # The CUDA context, the graphs of V0, which are captured beside the budget, and what a live neighbour still takes.
     graphs = planner.case.startup.graph_bytes or (GIB if planner.case.engine.generation == "V0" else 0)
     graphs = 0 if planner.known.args.enforce_eager else graphs
-    share = math.floor((free - GIB // 2 - graphs - len(_named_holders(planner.case)) * GIB) / total * 100) / 100
+    share = (
+        math.floor((free - GIB // 2 - graphs - len(card_holders.named_holders(planner.case)) * GIB) / total * 100) / 100
+    )
     oom = planner.case.oom
     if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
         return None  # the weights alone already took more

@@ -110,6 +110,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     seqs = survive or (max(most * 3 // 4, min(whole, most)) if most else whole)
     why, trades = f"The pool holds {seqs} of the requests that run, to their end.", "more requests wait"
     fewer = planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades=trades) if seqs else None
+    if fewer is None and (given := planner.in_force("max_num_seqs") or 0) > _FEW_SEQUENCES:
+        why = "Half of the sequences: each of those that run has twice the blocks."
+        fewer = Fix("max_num_seqs", why, {"max_num_seqs": given // 2}, trades=trades, is_unplanned=True)
     shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
     larger = planner.first_change_that_fits("raise_util", shares, "A larger pool, where the card has room.")
     if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
-from legroom.diagnosis.fixes.step_savings import smaller_step_flags
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags, step_shortage_bytes
 from legroom.units import gib, round_up
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
-from legroom.diagnosis.causes.gpu_shared_or_not_free import described_holder
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.card_holders import described_holder
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (

@@ -212,7 +212,7 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
     """Fix: a smaller pool, so that the warm-up fits beside it; None where none starts."""
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
-    need = planner.oom_shortage_bytes if oom else min(GIB, (planner.total_bytes or 10 * GIB) // 10)
+    need = planner.case.ledger.shortage_bytes if oom else min(GIB, (planner.total_bytes or 10 * GIB) // 10)
     if compiled is not None:
         need = int(compiled.facts.get("used_bytes", 0)) - int(compiled.facts.get("total_bytes", 0))
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."

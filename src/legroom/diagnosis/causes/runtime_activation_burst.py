@@ -5,8 +5,13 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
-from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, smaller_step_flags
+from legroom.diagnosis.fixes.step_savings import (
+    LARGEST_DEFAULT_TOKENS,
+    LOGPROB_BYTES,
+    RUNNER_V2,
+    smaller_step_flags,
+    step_shortage_bytes,
+)
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.pasted_command import prose
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
@@ -16,6 +17,8 @@ _KEEPS_PART = 20
 """Weights and pool are most of what an engine holds: sleep that frees a twentieth of what stays keeps both."""
 _LEAST_SHARE = 0.3
 """Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
+_USUAL_SHARE = 0.5
+"""The middle of what those scripts set: at most that, the share itself leaves no block."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -78,27 +81,17 @@ def _has_trainer(case: Case) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): a lower utilization, another order of waking up, no sleep mode, another release."""
-    freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
-    # Without a printed share the lower half is below most of them.
-    share, why = 0.4, "0.7 to 0.3 is what worked for others."
-    is_starved = planner.case.has("no_cache_blocks") and planner.utilization < _LEAST_SHARE
-    if planner.utilization_known and not is_starved:
-        share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
-    elif freed and total:
-        share = 0.75 * freed / total
-        why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
-    share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
-    lower = planner.lower_utilization_or_len(share, why)
-    if lower is not None:
-        trades = "" if is_starved else lower.trades
-        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps), trades=trades)
+    is_starved = planner.case.has("no_cache_blocks") and planner.utilization <= _USUAL_SHARE
+    lower = _share_beside_trainer(planner, is_starved)
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first" if _has_trainer(planner.case) else "others_sleep_first")
     # Beside a trainer the engine would hold its share through every training step.
     is_asleep = planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak")
     off = known_fix("no_sleep_mode") if is_asleep and not _has_trainer(planner.case) else None
     if _freed_nothing(planner.case):
-        is_off = freed in (None, 0) and not planner.case.has("sleep_on", "sleep_enabled", "frame_wake")
+        is_off = not (
+            planner.case.number("sleep_freed", "freed_bytes") or is_asleep or planner.case.has("sleep_enabled")
+        )
         yield from (known_fix("sleep_mode_on"),) if is_off else (newer, off or known_fix("no_sleep_mode"))
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         smaller = known_fix("smaller_training_step")
@@ -106,7 +99,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
     if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):
         why = "What sleep mode's allocator keeps beside the budget needs room."
-        yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
+        yield from (planner.lower_utilization(planner.case.ledger.shortage_bytes + GIB, why), off, newer)
     elif planner.case.site in ("build", "load") and not planner.case.platform.trainer:
         yield from (off, newer, lower)
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
@@ -117,11 +110,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps = (f"in the trainer's own settings: {settings['sleep']}",) if settings else ()
             first = known_fix("trainer_frees_first")
             yield replace(first, steps=(*steps, *first.steps))
+        if planner.case.is_oom and planner.accounting.weights_over_budget_bytes:
+            yield from budget_for_weights(planner)
         if planner.case.has("free_below_desired"):
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
         is_least = planner.utilization_known and planner.utilization < _LEAST_SHARE
-        is_blind = _has_trainer(planner.case) and (is_least or (planner.model is not None and total is None))
+        is_blind = _has_trainer(planner.case) and (
+            is_least or (planner.model is not None and planner.total_bytes is None)
+        )
         lower = None if is_least and not is_starved else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
             # A smaller budget holds even fewer blocks.
@@ -129,14 +126,30 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         others, oom = planner.case.ledger.other_processes_bytes, planner.case.oom
         if planner.case.has("training_step") and others is not None and oom is not None and others < oom.wanted_bytes:
             lower = None  # what the engine holds is less than what the trainer's step asked for
-        yield _trainer_offload_fix(planner.case) if is_blind else None
+        moved = tuple(step.removeprefix("and ") for step in _trainer_steps(planner.case, None))
+        yield replace(known_fix("trainer_off_the_card"), steps=moved) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
-def _trainer_offload_fix(case: Case) -> Fix:
-    """Fix: offload the trainer's weights and optimizer from the card while the engine is awake."""
-    steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
-    return replace(known_fix("trainer_off_the_card"), steps=steps)
+def _share_beside_trainer(planner: FixPlanner, is_starved: bool) -> Fix | None:
+    """Fix: a larger share where the one in force left no block (`is_starved`), else a smaller one; None if neither."""
+    freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
+    # Without a printed share the lower half is below most of them.
+    share, why = 0.4, "0.7 to 0.3 is what worked for others."
+    if is_starved and planner.utilization_known:
+        share = max(share, planner.utilization * 1.5)
+        why = f"At {planner.utilization:g} no cache block is left: half as much again, or more."
+    elif planner.utilization_known:
+        share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
+    elif freed and total:
+        share = 0.75 * freed / total
+        why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
+    share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
+    lower = planner.lower_utilization_or_len(share, why)
+    if lower is not None:
+        trades = "" if is_starved else lower.trades
+        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps), trades=trades)
+    return lower
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:

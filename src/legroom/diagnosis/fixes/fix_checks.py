@@ -8,6 +8,7 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
+from legroom.diagnosis.fixes import tried_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
 from legroom.facts import read_data
@@ -40,10 +41,14 @@ def checked_fixes(
     held = [end for end in dead_ends if _is_shown(planner.case, end.when)]
     forbidden = [found for end in held if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in (_reported_fix(planner, is_memory), *fixes):
-        if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
-            continue
-        if any(planner.is_between_failures(name, value) for name, value in fix.flags.items()):
+    release = _reported_release_fix(planner)
+    is_counted = planner.case.has(*_COUNTED)  # then the figures of the message lead, and the release comes second
+    for fix in (_reported_fix(planner, is_memory), None if is_counted else release, *fixes):
+        if (
+            fix is None
+            or tried_changes.was_in_vain(planner, fix)
+            or any(_is_forbidden(planner, fix, rule) for rule in forbidden)
+        ):
             continue
         checked = _check_fix(planner, fix)
         changes = [(other.flags, other.env, other.steps) for other in passed]
@@ -54,8 +59,12 @@ def checked_fixes(
     if passed and passed[0].kind == "checkpoint_format":  # GPUs that no rank uses cost less than another checkpoint
         passed.sort(key=lambda fix: not is_at_hand(planner, fix))
     if passed and _is_tight(passed[0]):
-        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
+        planned = (fix for fix in passed if fix.kind not in _LAST and (fix.proven or fix.plan is not None))
+        certain = next((fix for fix in planned if not _is_tight(fix)), None)  # at both ends of the plan's band
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
+    passed.sort(key=lambda fix: tried_changes.goes_on_from_attempt(planner, fix))
+    if is_counted and release is not None:
+        passed.insert(1, release)
     # What the text says that its writer needs goes behind the fixes that keep it.
     needs = read_data("diagnosis_texts.json")["needs"].items()
     needed = {name for told, names in needs if planner.case.has(told) for name in names}
@@ -97,12 +106,13 @@ def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The change with which, by the text, the server started; where not about memory only another release; or None."""
+    """The change of settings with which, by the text, the server started; None where not about memory."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
         unset = tuple(f"unset {name}" for name, value in settings.items() if name.isupper() and value is None)
         is_new = not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None)
+        is_new = is_new or any(planner.given_args.env.get(name) != value for name, value in env.items())
         if worked and (is_new or unset):
             why = "The text itself says that this worked."
             return Fix("other_engine_feature_off", why, flags, env, unset, proven=True)
@@ -115,47 +125,19 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
         if getattr(planner.known.args, name, 0) is None and (kind := kinds_of_changes().get(name)):
             step = f"give {flag_name(name)} explicitly, no larger than your requests need"
             return Fix(kind, "By the text it fails where the setting is left to its default.", steps=(step,))
+    return None
+
+
+def _reported_release_fix(planner: FixPlanner) -> Fix | None:
+    """The release with which, by the text, the server started; None where it names none but the one that failed."""
     release = planner.case.first("release_told")
-    if release is None or planner.case.has(*_COUNTED) or release.facts["what"] == planner.case.startup.vllm:
+    if release is None or release.facts["what"] == planner.case.startup.vllm:
         return None
     if _OTHER_PACKAGE.search(release.text) and "vllm" not in release.text.lower():
         return None
     why, what = "The text itself says that it worked with this release.", release.facts["what"]
     steps = (f"pip install 'vllm=={what}' (image: vllm/vllm-openai:v{what})",)
     return Fix("engine_version_or_V0", why, steps=steps, proven=True)
-
-
-def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this fix too, or already at a smaller value."""
-    case, least = planner.case, planner.case.too_small_share
-    if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
-        return True  # the pool was too small at this share
-    larger_fails = {"max_model_len", "max_num_seqs", "max_num_batched_tokens"}
-    if fix.kind == "lower_util" or (case.is_oom and case.site in ("", "serving", *_AFTER_POOL)):
-        larger_fails.add("gpu_memory_utilization")
-    failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
-    tried = {name.removeprefix("tried "): value for name, value in failed if name.startswith("tried ")}
-    changed = (*fix.flags, *fix.env)
-    if tried and changed and all(_is_tried(planner, fix, name, tried) for name in changed):
-        return True
-    if "gpu_memory_utilization" in larger_fails and fix.flags.get("gpu_memory_utilization", 0) > case.failed_share:
-        return True  # beside whatever other change
-    return bool(fix.flags) and all(
-        any(
-            value == other or (name in larger_fails and value is not None and value > other > (least or 0))
-            for other_name, other in failed
-            if other_name == name
-        )
-        for name, value in fix.flags.items()
-    )
-
-
-def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]) -> bool:
-    """Whether by the text (`tried`: name -> `lower`, `raise` or empty) changing `name` this way did not help."""
-    if name in fix.env or name not in tried:
-        return any(each in fix.env.get(name, "") for each in tried)
-    now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
-    return not tried[name] or ((fix.flags[name] or 0) < now) == (tried[name] == "lower")
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
@@ -175,11 +157,6 @@ def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
 def _is_tight(fix: Fix) -> bool:
     """Whether the fix's plan is tight and the log does not confirm it."""
     return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
-
-
-def _certainly_starts(fix: Fix) -> bool:
-    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
-    return fix.kind not in _LAST and (fix.proven or (fix.plan is not None and not _is_tight(fix)))
 
 
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
@@ -273,12 +250,14 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix without the values that the failed run already had, given or by default; its kind is of what is left."""
+    """The fix without values that the failed run had, or that were tried in vain; its kind is of what is left."""
     is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
+    known = () if fix.proven else fix.flags.keys() & ServeArgs.__dataclass_fields__
+    tried = {name for name in known if tried_changes.is_value_in_vain(planner, fix, name)}
     flags = {
         name: value
         for name, value in fix.flags.items()
-        if (is_said and value is None) or not _is_in_force(planner, name, value)
+        if (is_said and value is None) or not (name in tried or _is_in_force(planner, name, value))
     }
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:

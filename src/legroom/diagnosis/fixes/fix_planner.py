@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.failed_run import (
@@ -20,6 +19,7 @@ from legroom.diagnosis.fixes.failed_run import (
     plan_of_failed_run,
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
+from legroom.diagnosis.fixes.tried_changes import is_between_failures
 from legroom.errors import LegroomError
 from legroom.facts.flags import default, flags_changing
 from legroom.facts.gpus import gpu as known_gpu
@@ -110,11 +110,6 @@ class FixPlanner:
         """KV cache bytes of one request of max_model_len by the model's config; 0 where it is not known."""
         made = self.plan_by_config
         return made.memory.kv.shape.needed_bytes(made.settings.max_model_len) if made is not None else 0
-
-    @property
-    def oom_shortage_bytes(self) -> int:
-        """Bytes by which the failed allocation exceeded free memory; 0 where the log has no sizes."""
-        return self.case.ledger.shortage_bytes
 
     @property
     def utilization_known(self) -> bool:
@@ -211,12 +206,6 @@ class FixPlanner:
         """The card's total memory, as printed, else of the card that is named; None where neither is known."""
         return self.known.total_bytes or (self.known.gpu.total_bytes if self.known.gpu else None)
 
-    def is_between_failures(self, name: str, value: Any) -> bool:
-        """Whether the text says that the server failed with a smaller and with a larger value of this setting."""
-        told = [settings[name] for settings, worked in self.case.reported if not worked and settings.keys() == {name}]
-        failed = [other for other in told if isinstance(other, int | float) and isinstance(value, int | float)]
-        return any(other <= value for other in failed) and any(other >= value for other in failed)
-
     def plan_change(
         self,
         kind: FixKind,
@@ -255,7 +244,9 @@ class FixPlanner:
             if fix and fix.plan and fix.plan.verdict == "fits":
                 if kind != "more_or_fewer_gpus_tp_pp" or tight is None or tight.plan is None:
                     return fix
-                return replace(fix, why=f"{fix.why} {_tight_text(tight, tight.plan)}")
+                changed, reason = " ".join(any_release_words(tight.flags)), tight.plan.reason
+                surer = "; --gpu NAME narrows it" if tight.plan.target.gpu.source == "given by size" else ""
+                return replace(fix, why=f"{fix.why} {changed} alone is tight: {reason}{surer}.")
             tight = tight or fix
         return tight
 
@@ -387,13 +378,13 @@ class FixPlanner:
         if self.unpredicted_pool_bytes and base is not None:
             won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
             return won >= made.memory.kv.needed_bytes + GIB // 2
-        if base is None or base.verdict != "fits" or not self.oom_shortage_bytes:
+        if base is None or base.verdict != "fits" or not self.case.ledger.shortage_bytes:
             return True
         if self.case.phase in ("startup_load", "startup_profile"):
             won = bytes_without_kv(base.layout) - bytes_without_kv(made.layout)
         else:
             won = made.layout.headroom_bytes - base.layout.headroom_bytes
-        return won >= self.oom_shortage_bytes
+        return won >= self.case.ledger.shortage_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The command line with these changes, MODEL for an unknown model; empty where a trainer starts the engine."""
@@ -420,7 +411,7 @@ class FixPlanner:
             # Whoever lacks many bytes has a larger card than the smallest one.
             part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
             step = max(min(self.utilization - max(part, 0.05), self.default_utilization), _MIN_UTILIZATION)
-            if self.is_between_failures("gpu_memory_utilization", step):
+            if is_between_failures(self.case, "gpu_memory_utilization", step):
                 return None
             return self.plan_change("lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades=trades)
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
@@ -429,7 +420,7 @@ class FixPlanner:
         # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
         usual = highest if self.case.black_box else min(highest, self.default_utilization)
         value = math.floor(usual * 100) / 100
-        if value < _MIN_UTILIZATION or self.is_between_failures("gpu_memory_utilization", value):
+        if value < _MIN_UTILIZATION or is_between_failures(self.case, "gpu_memory_utilization", value):
             return None
         shares = [value - step / 100 for step in range(15)]
         shares += [value + step / 100 for step in range(1, math.floor((highest - value) * 100) + 1)]
@@ -523,12 +514,6 @@ def _caveat_without_log(made: Plan) -> str:
     return f" Without this log, legroom plan {says}." if says else ""
 
 
-def _tight_text(fix: Fix, made: Plan) -> str:
-    """Why a fix with fewer GPUs is not proposed: its plan is tight, surer once an unnamed card is named."""
-    surer = "; --gpu NAME narrows it" if made.target.gpu.source == "given by size" else ""
-    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {made.reason}{surer}."
-
-
 def bytes_without_kv(layout: Layout) -> int:
     """Bytes a server needs before its KV cache is allocated: weights, activation peak and memory outside torch."""
     return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
@@ -541,40 +526,3 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
     if flags.keys() & flags_changing("peak"):
         return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
     return seen
-
-
-LOGPROB_BYTES = 10
-"""Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
-(`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
-_CHUNK_TOKENS = 1024
-"""Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
-RUNNER_V2 = "vllm/v1/worker/gpu/"
-
-
-def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
-    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
-    oom = planner.case.oom
-    if oom is None:
-        return GIB
-    short = oom.wanted_bytes - (oom.free_bytes or 0)
-    record = planner.case.black_box
-    # What follows in the step is half as large again: an activation's output beside its input.
-    follows = oom.wanted_bytes // 2 if record is None else 0
-    if record is None and "_get_prompt_logprobs" in (
-        frames := " ".join(i.text for i in planner.case.all("frame_logits"))
-    ):
-        # Of LOGPROB_BYTES the logits are 2 and come first; the other 8 are two copies in float32.
-        follows = oom.wanted_bytes * (1 if "log_softmax" in frames or "gather_logprobs" in frames else 4)
-    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
-    if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
-        return need
-    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * LOGPROB_BYTES
-    return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))
-
-
-def _largest_prompt_chunk(record: BlackBox) -> int:
-    """The most prompt tokens of one request whose log-probabilities the recorded step held at once."""
-    tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
-    frames = record.request.frames if record.request else ()
-    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens

@@ -142,10 +142,10 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     """Fix: smaller steps and pool, where `total` bytes of the card exceed the `needed` weights and overhead."""
-    short = planner.oom_shortage_bytes + GIB
+    short = planner.case.ledger.shortage_bytes + GIB
     flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
     share = math.floor((planner.utilization - short / total) * 100) / 100
-    if planner.oom_shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
+    if planner.case.ledger.shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
         flags["gpu_memory_utilization"] = share
     why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
@@ -160,7 +160,8 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":
         return _less_beside_weights(planner, needed, total)
     why = "Smaller weights, more GPUs or larger ones hold it."
-    if total is not None and needed is None and oom is not None and oom.torch_bytes is not None:
+    is_loading = planner.case.site in ("", "build", "load", "quant")
+    if total is not None and needed is None and oom is not None and oom.torch_bytes is not None and is_loading:
         more = gib(oom.torch_bytes + oom.wanted_bytes)
         why = reason("full_before_complete", {"total": gib(total), "more": more})
     elif total is not None and needed is not None and needed > total:

@@ -8,6 +8,7 @@ from typing import Any
 from legroom.diagnosis.finding import Fix, known_fix
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.tried_changes import failed_values
 from legroom.facts.releases import first_release, release
 from legroom.units import GIB, gib
 
@@ -79,7 +80,8 @@ def joined_segments_fix(planner: FixPlanner) -> Fix | None:
     # Sleep mode's own allocator refuses them before 0.20. On ROCm torch ignores them before 2.11 (pytorch#177974), and
     # some builds hang with them since (pytorch#192259).
     sleeping = "--enable-sleep-mode" in known.args.others and known.release.before("0.20.0")
-    if planner.case.has("expandable_on") or sleeping or (oom is not None and oom.platform == "HIP"):
+    is_tried = bool(failed_values(planner.case, "tried expandable_segments"))
+    if is_tried or planner.case.has("expandable_on") or sleeping or (oom is not None and oom.platform == "HIP"):
         return None
     env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
     why = "Expandable segments join free pieces into one."
@@ -132,3 +134,36 @@ def _utilization_rule(planner: FixPlanner, missing: int) -> str:
     on = ", ".join(f"{need / size:.2f} on {gib(size)}" for size in ([card] if card else _CARDS_BYTES))
     sum_of = f"({gib(missing)} + one request, {gib(need - missing)} or what yours takes)"
     return f"the share that is in force grows by {sum_of} / the card: {on}; up to {MAX_UTILIZATION}"
+
+
+LOGPROB_BYTES = 10
+"""Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
+(`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
+_CHUNK_TOKENS = 1024
+"""Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
+RUNNER_V2 = "vllm/v1/worker/gpu/"
+
+
+def step_shortage_bytes(planner: FixPlanner) -> int:
+    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
+    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
+    oom = planner.case.oom
+    if oom is None:
+        return GIB
+    short = oom.wanted_bytes - (oom.free_bytes or 0)
+    record = planner.case.black_box
+    # What follows in the step is half as large again: an activation's output beside its input.
+    follows = oom.wanted_bytes // 2 if record is None else 0
+    if record is None and "_get_prompt_logprobs" in (
+        frames := " ".join(i.text for i in planner.case.all("frame_logits"))
+    ):
+        # Of LOGPROB_BYTES the logits are 2 and come first; the other 8 are two copies in float32.
+        follows = oom.wanted_bytes * (1 if "log_softmax" in frames or "gather_logprobs" in frames else 4)
+    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
+    if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
+        return need
+    tokens = max((request.scheduled_tokens for request in record.step.largest), default=0)
+    if any(frame.file.startswith(RUNNER_V2) for frame in (record.request.frames if record.request else ())):
+        tokens = min(tokens, _CHUNK_TOKENS)
+    whole = tokens * planner.failed_plan.target.model.vocab_size * LOGPROB_BYTES
+    return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))

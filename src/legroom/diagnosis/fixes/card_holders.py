@@ -1,0 +1,141 @@
+"""Who holds the memory of the card, by the text, and what to do about it: end it, move to a free card, share."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import Fix, known_fix, reason
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.facts import read_data
+from legroom.units import GIB, gib
+from legroom.vllm_logs.evidence import Evidence
+
+_HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
+"""The command that lists the processes on a card that is not NVIDIA's."""
+_VIEWS = ("wsl", "container_told")
+"""Where the list of processes inside does not show who holds the card: what shows it."""
+SPARE_SHARE = 0.1
+"""What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
+_USABLE_PART = 5
+"""A budget below a fifth of the wanted one hardly holds the model that the wanted one was for."""
+UNEQUAL_BYTES = 2 * GIB
+"""Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
+
+
+def free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
+    """(free, total) bytes at vLLM's start-up check, the total by budget / utilization if not printed; or None each."""
+    free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
+    share = case.startup.args.gpu_memory_utilization
+    return free, total or (round(desired / share) if desired and share else None)
+
+
+def described_holder(case: Case) -> tuple[Evidence, int] | None:
+    """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
+    told = case.first("neighbour_holds")
+    if (used := case.first("memory_held_told")) is not None:
+        size = used.number("idle_bytes") or used.number("held_bytes") or 0
+        return (used, size) if size > GIB else None
+    if told is not None:
+        return told, round(float(told.facts["what"]) * GIB)
+    return next(_other_programs(case), None)
+
+
+def named_holders(case: Case) -> list[str]:
+    """Who holds a GiB or more of the card beside this process: torch's list, or a stage of the same launch."""
+    oom = case.oom
+    if oom is not None and oom.total_bytes and oom.own_bytes:
+        listed = zip(oom.other_pids, oom.others_bytes, strict=False)
+        return [f"process {pid} with {gib(size)}" for pid, size in listed if size >= GIB and size != oom.own_bytes]
+    check = case.first("free_below_desired")
+    if check is None or not is_held_by_sibling(case):
+        return []
+    loaded = max(case.all("weights_loaded"), key=lambda item: item.number("weights_bytes") or 0)
+    stage, size = re.search(r"\[(Stage-\d+)\]", loaded.text), gib(loaded.number("weights_bytes") or 0)
+    is_other = stage is not None and stage[1] not in check.text
+    return [f"{stage[1]} of the same launch, whose model took {size}"] if stage and is_other else []
+
+
+def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
+    """(line, bytes) of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    for item in case.all("smi_process"):
+        size = item.number("held_bytes") or 0
+        if size > GIB and not re.search(r"(?i)vllm|python", str(item.facts["what"])):
+            yield item, size
+
+
+def listed_programs(case: Case) -> list[str]:
+    """`NAME with SIZE` of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    listed = _other_programs(case)
+    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in listed]
+
+
+def _steps_of_programs(case: Case) -> list[str]:
+    """What frees the memory of the programs that the text names beside the server."""
+    rows = read_data("diagnosis_texts.json")["card_programs"]
+    return [step for words, step in rows if case.tells(re.compile(f"(?i){words}"))]
+
+
+def idle_cards(case: Case) -> list[int]:
+    """The numbers of the cards that nvidia-smi's table shows with a twentieth in use at most, or that a sentence calls
+    free; none of them is the card that failed."""
+    numbers = {item.line: item.number("index_count") or 0 for item in case.all("gpus_listed")}
+    used = {
+        item.line: (item.number("used_bytes") or 0) / (item.number("total_bytes") or 1)
+        for item in case.all("card_usage")
+    }
+    idle = {numbers.get(line - 1, 0) for line, part in used.items() if part <= 1 / 20}
+    for told in (str(item.facts["what"]) for item in case.all("idle_card_told")):
+        first, *_, last = 2 * [int(number) for number in re.findall(r"\d", told)]
+        idle |= {*range(first, last + 1)} if re.search("[-~到]|to", told) else set(map(int, re.findall(r"\d", told)))
+    check, oom = case.first("free_below_desired"), case.oom
+    failed = re.search(r"\b[a-z]+:(\d)\b", check.text) if check else None
+    return sorted(idle - {int(failed[1]) if failed else (oom.gpu or 0 if oom else 0)})
+
+
+def idle_card_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: the cards that the text shows to be idle; None where they are fewer than the server's ranks."""
+    cards, ranks = idle_cards(planner.case), planner.known.ranks
+    if planner.case.is_npu or len(cards) < ranks:
+        return None
+    names = ",".join(map(str, cards[:ranks]))
+    steps = (f"of a container: docker run --gpus '\"device={names}\"'",)
+    return Fix(
+        "free_gpu_or_kill_orphans", reason("idle_card", {"names": names}), {}, {"CUDA_VISIBLE_DEVICES": names}, steps
+    )
+
+
+def is_held_by_sibling(case: Case) -> bool:
+    """Whether the memory in use at start-up is as large as the weights that another engine of this log has loaded."""
+    free, total = free_and_total_bytes(case)
+    if free is None or total is None:
+        return False
+    loaded = [item.number("weights_bytes") or 0 for item in case.all("weights_loaded")]
+    return any(0 <= total - free - weights < UNEQUAL_BYTES for weights in loaded if weights > GIB)
+
+
+def free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
+    """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
+    check = planner.case.first("free_below_desired")
+    device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
+    platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device
+    holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
+    steps = [*_steps_of_programs(planner.case), holders, *known_fix("free_gpu").steps]
+    steps[-3:-3] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
+    share = less.flags.get("gpu_memory_utilization") if less else None
+    if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
+        # Who asks for less than half of a card means to share it.
+        most = math.floor((1 - planner.utilization - SPARE_SHARE) * 100) / 100
+        steps[-3:-2] = [
+            f"restart the server that holds it with --gpu-memory-utilization {most:g} or less: beside it "
+            f"{planner.utilization:g} are asked for here, and the shares of one card add up to less than 1",
+            "an orphan of an earlier run has to end: by its PID, its title is VLLM::EngineCore or VLLM::Worker",
+        ]
+    elif share is not None and share * _USABLE_PART >= planner.utilization:
+        steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
+    is_listed = platform != "CUDA" or planner.case.has("neighbour_told", *_VIEWS, "memory_held_told", "stages_told")
+    if planner.case.platform.unified or platform == "XPU" or (planner.total_bytes is None and not is_listed):
+        steps += known_fix("page_cache_is_counted").steps
+    free_it = replace(known_fix("free_gpu"), steps=tuple(steps))
+    return replace(free_it, why=reason("program_beside")) if _steps_of_programs(planner.case) else free_it
