@@ -9,12 +9,15 @@ from legroom.diagnosis.case import FULL_POOL_PERCENT, Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
+from legroom.diagnosis.pasted_command import prose
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes, other_engine_name, other_engines
 from legroom.facts.log_messages import message_group
 from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
+_OF_VLLM = message_group("of_vllm")
+"""Messages that no other program prints, but its forks."""
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
@@ -26,9 +29,11 @@ _LEVEL_CHARS = 160
 
 def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
-    is_of_vllm = case.has("vllm_named", "story_told") or any("tuner" not in item.facts for item in case.all("trainer"))
-    beside = ("engine_trainer", "engine_llm_compressor") if is_of_vllm else ()
+    is_named = case.has("vllm_named", *_OF_VLLM) or any("vllm" in item.text.lower() for item in case.evidence)
+    with_rollouts = any(prose("rollouts").search(item.text) for item in case.all("trainer"))
+    beside = ("engine_trainer", "engine_llm_compressor") if is_named or with_rollouts or case.has("story_told") else ()
     found = [item for item in case.all(*other_engines()) if item.id not in beside]
+    found = [item for item in found if not is_named or not any("mention" in name for name in item.facts)]
     # Frames by name may be of any engine, unless their path names its package.
     other = next((item for item in found if "package" in item.facts), found[0] if found else None)
     is_package = other is not None and "package" in other.facts
@@ -38,7 +43,8 @@ def other_engine(case: Case) -> Evidence | None:
     named = case.first("vllm_named")
     is_compared = named is not None and named.line < other.line and not other.facts and not case.traceback_frames
     beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and _NAMES_VLLM.search(other.text)
-    is_framed = case.traceback_frames and not is_package and "image" not in other.facts
+    has_frames = any(frame.line != other.line for frame in case.traceback_frames)
+    is_framed = has_frames and not is_package and "image" not in other.facts
     return None if is_compared or beside_vllm or is_framed else other
 
 
