@@ -267,7 +267,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
     is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
     if is_known or case.traceback_frames or case.has("trainer") or prose("names_vllm").search(text):
         return False
-    shown = {item.line for item in case.evidence if not item.is_told}
+    shown = {item.line for item in case.evidence if not item.is_told and not item.id.startswith("asks_")}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
     return len(WORD.findall(" ".join(others))) >= FEW_WORDS
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import cast
 
-from legroom.diagnosis.case import FULL_POOL_PERCENT, Case
+from legroom.diagnosis.case import FAILING, FULL_POOL_PERCENT, Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
 from legroom.diagnosis.pasted_command import prose
+from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes, other_engine_name, other_engines
 from legroom.facts.log_messages import message_group
 from legroom.vllm_logs.evidence import Evidence
@@ -58,6 +59,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
         is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
         is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank", "connection_refused")
+        is_vague = is_vague or kind.id.startswith("asks_")
         line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
         key = (is_informational(evidence) or is_vague, line, number)
         if first is None or key < first[0]:
@@ -97,6 +99,18 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
     yield from fixes if other is None else _fixes_of_any_engine(fixes, other_engine_name(other.id))
 
 
+def named_remedy(message: str) -> str | None:
+    """What an error's own `message` calls for: a known lever, what it advises, or what it says does not go together."""
+    texts = read_data("diagnosis_texts.json")
+    for rows in (texts["named_levers"], texts["named_clashes"]):
+        for pattern, text in rows:
+            if match := re.search(pattern, message):
+                return str(text).format(**match.groupdict(""))
+        if rows is texts["named_levers"] and (advised := prose("advised").search(message)):
+            return f"as the message says: {advised[0].strip(' .;:,')}"
+    return None
+
+
 def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
     """The fixes without the steps that only vLLM has, else the search for the line among the engine's issues."""
     steps: tuple[str, ...] = (f"search the issues of {name} on GitHub for the marked line",)
@@ -122,6 +136,8 @@ def is_informational(evidence: Evidence) -> bool:
 
 def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     """How strongly the line shows the look-alike, lowered where the log shows a real shortage."""
+    if kind.id.startswith("asks_") and any(item.role in (*FAILING, "exception", "symptom") for item in case.evidence):
+        return Strength.NONE  # what fails outweighs what is asked
     if case.has("nccl_oom"):
         return Strength.FAINT
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):
