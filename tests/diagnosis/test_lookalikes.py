@@ -294,6 +294,11 @@ NAMED_FAILURES = {
     "a question in Chinese": ("请问 vLLM 如何开启前缀缓存？会多占用显存吗？", "legroom plan"),
     "a wish": ("Feature request: vLLM should report KV usage by request, would be nice to have.", "vllm-project/vllm"),
     "slowness": ("vLLM 0.10 on an H100 is very slow for one user, memory is fine. Ideas?", "every ten seconds"),
+    "a proxy that gave up": ("vLLM behind nginx: long requests end in 504 Gateway Time-out", "proxy_read_timeout"),
+    "a unit without a program": ("After a restart the vllm unit fails with status=203/EXEC", "ExecStart="),
+    "a template that is no file": ("ValueError: Cannot use chat template that is not a file: ./a.jinja", "mount"),
+    "code that is not compiled": ("torch._dynamo.exc.Unsupported: call_method UserDefinedObject", "--enforce-eager"),
+    "a route in Chinese": ("vLLM 启动后 curl 返回 404", "/v1/chat/completions"),
     "a port in Chinese": ("启动 vllm 提示端口 8000 已被占用", "ss -ltnp"),
     "bfloat16 in Chinese": (
         "T4 上 vLLM 提示 Bfloat16 is only supported on GPUs with compute capability of at least 8.0，是不是显存不够？",
@@ -331,3 +336,21 @@ def test_an_error_of_unknown_kind_is_answered_with_what_its_own_line_says(log: s
 def test_what_fails_outweighs_what_is_asked() -> None:
     log = "How do I fix this? vLLM: torch.OutOfMemoryError: CUDA out of memory while the weights are loaded."
     assert finding(log).cause != "not_memory"
+
+
+def test_a_request_with_too_many_media_is_told_so() -> None:
+    found = finding("ValueError: At most 2 image(s) may be provided in one request.")
+    assert found.why.startswith("A request carries more media (image) than the server was told to expect: 2.")
+
+
+def test_a_kill_on_one_shared_memory_is_of_that_memory() -> None:
+    log = "GB10 with 128 GB: the box freezes once vLLM has loaded with 0.9, and the engine is Killed."
+    assert finding(log).cause == "unified_memory_or_wsl"
+
+
+def test_words_that_prove_nothing_are_not_quoted() -> None:
+    text = (
+        "The answer of our vLLM server comes late and we wonder about the setting, the client, the proxy and the disk"
+    )
+    found = finding(text)
+    assert "usual of this" not in found.why
