@@ -88,6 +88,22 @@ def test_an_end_by_a_probe_is_called_so_and_sends_nobody_to_the_story_of_another
     assert "legroom explain" not in text
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "services:\n  a:\n    image: vllm/vllm-openai\n    # 显存不足时调低\n    command: --model acme/m\n",
+            "compose file",
+        ),
+        ("# out of memory? a lower share\nFROM vllm/vllm-openai\nRUN pip install \\\n  acme\nCMD []\n", "Dockerfile"),
+    ],
+)
+def test_what_a_comment_of_a_container_file_speaks_of_has_not_failed(text: str, kind: str) -> None:
+    with pytest.raises(LegroomError, match=f"a {kind}, not a log"):
+        read_log([text.encode()])
+    assert read_log([f"{text}{SHORT_KV}".encode()]).runs
+
+
 def test_a_manifest_is_no_log_and_says_which_commands_read_it() -> None:
     manifest = "# ours\napiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - ports: [{containerPort: 8000}]\n"
     with pytest.raises(LegroomError, match="a Kubernetes manifest, not a log") as refused:

@@ -240,3 +240,117 @@ def test_a_story_that_names_no_vllm_is_asked_which_program_it_is_of() -> None:
     assert asks(story)
     assert not asks(story.replace("a desktop program", "vLLM"))
     assert not asks(story.split("\n")[1]), "a line alone is taken for vLLM's"
+
+
+NAMED_FAILURES = {
+    "a route that is not there": (
+        'my server logs "POST /v1/chat/complete HTTP/1.1" 404 Not Found',
+        "/v1/chat/completions",
+    ),
+    "a name that is not served": (
+        '{"message": "The model `gpt-x` does not exist.", "code": 404}',
+        "--served-model-name",
+    ),
+    "too many log-probabilities": (
+        "ValueError: Requested sample logprobs of 30, which is greater than max allowed: 20",
+        "30",
+    ),
+    "an adapter of another kind": ("ValueError: AcmeForCausalLM does not support LoRA yet.", "merge"),
+    "LoRA that is off": ("ValueError: Got lora_request but LoRA is not enabled!", "--enable-lora"),
+    "a GGUF of a new family": ("GGUF model with architecture acme3 is not supported yet.", "safetensors"),
+    "a method that is not known": (
+        "ValueError: Unknown quantization method: nvfp9. Must be one of []",
+        "pip install -U vllm",
+    ),
+    "weights that ranks cannot share": (
+        "ValueError: The output_size of gate's weight = 296 is not divisible by weight quantization block_n = 128.",
+        "--pipeline-parallel-size",
+    ),
+    "a parser of another family": ("KeyError: 'invalid tool call parser: acme2'", "list in the message"),
+    "a second address": ("RuntimeError: Every node should have a unique IP address. Got 2 nodes", "VLLM_HOST_IP"),
+    "a schema beyond the backend": (
+        "ValueError: The JSON schema contains features not supported by xgrammar",
+        "guidance",
+    ),
+    "a slice by its UUID": ("ValueError: invalid literal for int() with base 10: 'MIG-77aa'", "CUDA_VISIBLE_DEVICES=0"),
+    "an image of another processor": ("exec /usr/bin/python3: exec format error", "--platform"),
+    "a proxy's certificate": ("SSLError: CERTIFICATE_VERIFY_FAILED for host hub", "REQUESTS_CA_BUNDLE"),
+    "an interface that leads nowhere": (
+        "NCCL WARN socketStartConnect: Connect to 172.17.0.2 failed",
+        "NCCL_SOCKET_IFNAME",
+    ),
+    "wrong words": (
+        "With the fp8 cache the answers are gibberish, without it they are right. vLLM 0.9",
+        "one at a time",
+    ),
+    "a compiler without RAM": ("c++: fatal error: Killed signal terminated program cc1plus", "MAX_JOBS"),
+    "a read-only disk": ("OSError: [Errno 30] Read-only file system: '/root/.cache/x'", "HF_HOME"),
+    "a daemon's child": ("AssertionError: daemonic processes are not allowed to have children", "vllm serve"),
+    "roles in a row": ("TemplateError: Conversation roles must alternate user/assistant/user", "alternate"),
+    "a volume that is not bound": ("0/2 nodes: pod has unbound immediate PersistentVolumeClaims.", "kubectl get pvc"),
+    "a module of another system": ("ModuleNotFoundError: No module named 'fcntl'", "WSL2"),
+    "a question about size": ("Which GPU do I need to serve a 70B with 16k context for 20 users?", "legroom size"),
+    "a question": ("How do I turn prefix caching on in vllm serve, and what does it cost?", "legroom plan"),
+    "a question in Chinese": ("请问 vLLM 如何开启前缀缓存？会多占用显存吗？", "legroom plan"),
+    "a wish": ("Feature request: vLLM should report KV usage by request, would be nice to have.", "vllm-project/vllm"),
+    "slowness": ("vLLM 0.10 on an H100 is very slow for one user, memory is fine. Ideas?", "every ten seconds"),
+    "a proxy that gave up": ("vLLM behind nginx: long requests end in 504 Gateway Time-out", "proxy_read_timeout"),
+    "a unit without a program": ("After a restart the vllm unit fails with status=203/EXEC", "ExecStart="),
+    "a template that is no file": ("ValueError: Cannot use chat template that is not a file: ./a.jinja", "mount"),
+    "code that is not compiled": ("torch._dynamo.exc.Unsupported: call_method UserDefinedObject", "--enforce-eager"),
+    "a route in Chinese": ("vLLM 启动后 curl 返回 404", "/v1/chat/completions"),
+    "a port in Chinese": ("启动 vllm 提示端口 8000 已被占用", "ss -ltnp"),
+    "bfloat16 in Chinese": (
+        "T4 上 vLLM 提示 Bfloat16 is only supported on GPUs with compute capability of at least 8.0，是不是显存不够？",
+        "half",
+    ),
+}
+
+
+@pytest.mark.parametrize(("log", "words"), NAMED_FAILURES.values(), ids=NAMED_FAILURES)
+def test_what_failed_or_is_asked_has_a_way_out(log: str, words: str) -> None:
+    found = finding(log)
+    assert found.cause in ("not_memory", "driver_or_cuda_mismatch", "wrong_flag")
+    assert words in " ".join((*found.fixes[0].steps, *found.fixes[0].command))
+
+
+OWN_REMEDIES = {
+    "advice": ("ValueError: X cannot go. Set VLLM_ACME=2 to use the other path.", "Set VLLM_ACME=2"),
+    "a version with dots": (
+        "ImportError: Please install acme>=0.46.1 by running `pip install acme>=0.46.1`",
+        "acme>=0.46.1",
+    ),
+    "an extra": ("ImportError: Please install vllm[audio] for audio support.", "pip install 'vllm[audio]'"),
+    "two features": ("NotImplementedError: Chunked prefill is not supported with sliding window", "Chunked prefill or"),
+    "a platform": ("ValueError: Sleep mode is not supported on current platform.", "leave out Sleep mode"),
+    "a bound": ("ValueError: acme_size must be a multiple of 16", "a multiple of 16"),
+    "an unknown value": ("ValueError: Unknown prefix caching hash algorithm: md9", "md9"),
+}
+
+
+@pytest.mark.parametrize(("log", "words"), OWN_REMEDIES.values(), ids=OWN_REMEDIES)
+def test_an_error_of_unknown_kind_is_answered_with_what_its_own_line_says(log: str, words: str) -> None:
+    assert words in finding(log).fixes[0].steps[0]
+
+
+def test_what_fails_outweighs_what_is_asked() -> None:
+    log = "How do I fix this? vLLM: torch.OutOfMemoryError: CUDA out of memory while the weights are loaded."
+    assert finding(log).cause != "not_memory"
+
+
+def test_a_request_with_too_many_media_is_told_so() -> None:
+    found = finding("ValueError: At most 2 image(s) may be provided in one request.")
+    assert found.why.startswith("A request carries more media (image) than the server was told to expect: 2.")
+
+
+def test_a_kill_on_one_shared_memory_is_of_that_memory() -> None:
+    log = "GB10 with 128 GB: the box freezes once vLLM has loaded with 0.9, and the engine is Killed."
+    assert finding(log).cause == "unified_memory_or_wsl"
+
+
+def test_words_that_prove_nothing_are_not_quoted() -> None:
+    text = (
+        "The answer of our vLLM server comes late and we wonder about the setting, the client, the proxy and the disk"
+    )
+    found = finding(text)
+    assert "usual of this" not in found.why

@@ -103,7 +103,7 @@ def test_errors_of_rights_images_and_code_are_no_memory(text: str, cause: str) -
     [
         ("python -m fastchat.serve.model_worker: CUDA out of memory. Tried to allocate 42.00 MiB", "transformers"),
         ("tensorrt_llm is UNAVAILABLE, cudaMallocAsync out of memory (tllmBuffers.h:112)", "tensorrt_llm"),
-        ("mistralrs-server: DriverError(CUDA_ERROR_OUT_OF_MEMORY)", "other"),
+        ("mistralrs-server: DriverError(CUDA_ERROR_OUT_OF_MEMORY)", "mistralrs"),
         ("llamafactory-cli train my.yaml: torch.cuda.OutOfMemoryError: CUDA out of memory.", "trainer"),
     ],
 )

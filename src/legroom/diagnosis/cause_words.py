@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
+from textwrap import wrap
 from typing import Any
 
 from legroom.diagnosis.pasted_command import sentence_lines
@@ -29,6 +30,7 @@ _FEWEST_WORDS = 6
 _MOST_CHARS = 20_000
 """Twenty times the longest of them: more is a log of some other program."""
 _QUOTED_CHARS = 100
+_CLAUSE_END = re.compile(r"(?<=[.!?;] )|(?<=[。！？；])")
 _FEW_CONCEPTS = 4
 """One concept alone has the length 1 / sqrt(5), ten have 0.85 together."""
 _TITLE_COUNTS = 3
@@ -43,13 +45,14 @@ class WordEvidence:
     lines: tuple[tuple[int, str], ...]
 
     def proof(self, cause: str) -> Evidence:
-        """The line whose words favour this cause most; its fact `clause` quotes the part that does."""
+        """The line whose words favour this cause most; `clause` quotes its part that says half of it, if one does."""
         gains = _gains(self.vector, cause)
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
-        step = _QUOTED_CHARS // 2
-        quotes = [line[start : start + _QUOTED_CHARS] for start in range(0, max(len(line) - step, 1), step)]
-        facts = {"clause": max(quotes, key=lambda quote: _gain_of(quote, gains))}
+        quotes = [quote for part in _CLAUSE_END.split(line) for quote in wrap(part, _QUOTED_CHARS)]
+        clause = max(quotes, key=lambda quote: _gain_of(quote, gains), default="")
+        total = sum(gain for gain in gains.values() if gain > 0)
+        facts = {"clause": clause} if 2 * _gain_of(clause, gains) >= total else {}
         return Evidence("words_told", "platform", number, line[:400], facts, is_told=True)
 
     @cached_property

@@ -43,6 +43,7 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
+_INSTRUCTION = re.compile(r"(?:FROM|ARG|ENV|RUN|CMD|ENTRYPOINT|COPY|ADD|WORKDIR|EXPOSE|USER|LABEL|HEALTHCHECK|SHELL)\s")
 _KILLS = ("killed_word", "sigkill")
 _OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
@@ -235,8 +236,8 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     text = with_ascii_figures(head.decode("utf-8", "replace"))
-    if _is_manifest(text):
-        why = "this is a Kubernetes manifest, not a log"
+    if kind := _file_kind(text):
+        why = f"this is a {kind}, not a log"
         hint = "legroom lint FILE checks it, legroom plan --file FILE (on the page: Plan, Command) plans it"
         raise LegroomError(why, hint)
     told = description_evidence(text, contents.evidence)
@@ -255,11 +256,17 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     return LogReading(source, scanner.lines, scanner.bytes, _put_informative_run_first(runs))
 
 
-def _is_manifest(text: str) -> bool:
-    """Whether the text is nothing but Kubernetes objects to apply, without the state of running ones."""
-    lines = [line for line in text.split("\n") if line[:1].strip() and not line.startswith(("#", "---", "- "))]
-    is_object = bool(lines) and lines[0].startswith(("apiVersion:", "kind:"))
-    return is_object and all(re.match(r"[a-z]\w*:", line) and not line.startswith("status:") for line in lines)
+def _file_kind(text: str) -> str:
+    """What kind of container file the text is and nothing else; empty for a log, or objects with their state."""
+    lines = [line for line in text.replace("\\\n", " ").split("\n") if line[:1].strip()]
+    lines = [line for line in lines if not line.startswith(("#", "---", "- "))]
+    if lines and all(_INSTRUCTION.match(line) for line in lines):
+        return "Dockerfile"
+    if not all(re.match(r"[a-z]\w*:", line) and not line.startswith("status:") for line in lines):
+        return ""
+    if lines and lines[0].startswith(("apiVersion:", "kind:")):
+        return "Kubernetes manifest"
+    return "compose file" if any(line.startswith("services:") for line in lines) else ""
 
 
 def _names_no_vllm(case: Case, text: str) -> bool:
@@ -267,7 +274,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
     is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
     if is_known or case.traceback_frames or case.has("trainer") or prose("names_vllm").search(text):
         return False
-    shown = {item.line for item in case.evidence if not item.is_told}
+    shown = {item.line for item in case.evidence if not item.is_told and not item.id.startswith("asks_")}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
     return len(WORD.findall(" ".join(others))) >= FEW_WORDS
 

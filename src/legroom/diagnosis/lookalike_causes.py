@@ -5,16 +5,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import cast
 
-from legroom.diagnosis.case import FULL_POOL_PERCENT, Case
+from legroom.diagnosis.case import FAILING, FULL_POOL_PERCENT, Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
+from legroom.diagnosis.pasted_command import prose
+from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes, other_engine_name, other_engines
 from legroom.facts.log_messages import message_group
 from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
+_OF_VLLM = message_group("of_vllm")
+"""Messages that no other program prints, but its forks."""
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
@@ -26,9 +30,11 @@ _LEVEL_CHARS = 160
 
 def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
-    is_of_vllm = case.has("vllm_named", "story_told") or any("tuner" not in item.facts for item in case.all("trainer"))
-    beside = ("engine_trainer", "engine_llm_compressor") if is_of_vllm else ()
+    is_named = case.has("vllm_named", *_OF_VLLM) or any("vllm" in item.text.lower() for item in case.evidence)
+    with_rollouts = any(prose("rollouts").search(item.text) for item in case.all("trainer"))
+    beside = ("engine_trainer", "engine_llm_compressor") if is_named or with_rollouts or case.has("story_told") else ()
     found = [item for item in case.all(*other_engines()) if item.id not in beside]
+    found = [item for item in found if not is_named or not any("mention" in name for name in item.facts)]
     # Frames by name may be of any engine, unless their path names its package.
     other = next((item for item in found if "package" in item.facts), found[0] if found else None)
     is_package = other is not None and "package" in other.facts
@@ -38,7 +44,8 @@ def other_engine(case: Case) -> Evidence | None:
     named = case.first("vllm_named")
     is_compared = named is not None and named.line < other.line and not other.facts and not case.traceback_frames
     beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and _NAMES_VLLM.search(other.text)
-    is_framed = case.traceback_frames and not is_package and "image" not in other.facts
+    has_frames = any(frame.line != other.line for frame in case.traceback_frames)
+    is_framed = has_frames and not is_package and "image" not in other.facts
     return None if is_compared or beside_vllm or is_framed else other
 
 
@@ -52,6 +59,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
         is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
         is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank", "connection_refused")
+        is_vague = is_vague or kind.id.startswith("asks_")
         line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
         key = (is_informational(evidence) or is_vague, line, number)
         if first is None or key < first[0]:
@@ -91,6 +99,18 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
     yield from fixes if other is None else _fixes_of_any_engine(fixes, other_engine_name(other.id))
 
 
+def named_remedy(message: str) -> str | None:
+    """What an error's own `message` calls for: a known lever, what it advises, or what it says does not go together."""
+    texts = read_data("diagnosis_texts.json")
+    for rows in (texts["named_levers"], texts["named_clashes"]):
+        for pattern, text in rows:
+            if match := re.search(pattern, message):
+                return str(text).format(**match.groupdict(""))
+        if rows is texts["named_levers"] and (advised := prose("advised").search(message)):
+            return f"as the message says: {advised[0].strip(' .;:,')}"
+    return None
+
+
 def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
     """The fixes without the steps that only vLLM has, else the search for the line among the engine's issues."""
     steps: tuple[str, ...] = (f"search the issues of {name} on GitHub for the marked line",)
@@ -116,6 +136,8 @@ def is_informational(evidence: Evidence) -> bool:
 
 def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     """How strongly the line shows the look-alike, lowered where the log shows a real shortage."""
+    if kind.id.startswith("asks_") and any(item.role in (*FAILING, "exception", "symptom") for item in case.evidence):
+        return Strength.NONE  # what fails outweighs what is asked
     if case.has("nccl_oom"):
         return Strength.FAINT
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):

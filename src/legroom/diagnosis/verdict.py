@@ -232,7 +232,10 @@ def _with_described_causes(
     for label in labels[:MAX_FINDINGS]:
         if label not in shown:
             line = case.words.proof(label)
-            shown[label] = Assessment(Strength.SUGGESTED, (line,), reason("words_told", line.facts))
+            told = Assessment(
+                Strength.SUGGESTED, (line,), reason("words_told" if line.facts else "words_alone", line.facts)
+            )
+            shown[label] = cause_of(label).examine(case) or told
     return [(cause_of(label), shown[label]) for label in labels[:MAX_FINDINGS]]
 
 

@@ -42,7 +42,10 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
 _MIN_UNIQUE_CHARS = 20
 """Of a message that breaks off so much at least is needed to know it; shorter beginnings are of several."""
-_NEGATED = re.compile(r"(?i)\b(?:no|not|without|never|any) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)")
+_NEGATED = re.compile(
+    r"(?i)\b(?:no|not|without|never|any|is (?:it|this|that) (?:an?|about)) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)"
+    r"|(?:是不是|是否|难道|是因为)[^，。]{0,4}(?:显存|内存)"
+)
 _FAILED = reading_pattern("evidence.failed")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
 _FEWEST_WORDS_OF_SENTENCE = 12

@@ -109,12 +109,16 @@ def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
     return (size, args.engine_ranks, ram) if 0 < ram <= size * args.engine_ranks and not case.is_oom else None
 
 
+_OF_ONE_MEMORY = ("oom_killer", "killed_process", "host_ram_told", "killed_word")
+"""Kills that shared memory explains as well as the host's."""
+
+
 def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
     """`certainty`, lowered where something failed before, the driver had no memory, or the GPU shares the host's."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     if error.id not in _CERTAIN and any(item.line < error.line for item in reasons):
         return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; a server that shuts down kills its own
-    on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process", "host_ram_told")
+    on_shared_memory = case.platform.unified and error.id in _OF_ONE_MEMORY
     return min(certainty, Strength.SUGGESTED) if case.has("driver_no_memory") or on_shared_memory else certainty
 
 

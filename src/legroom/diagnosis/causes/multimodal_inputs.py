@@ -17,6 +17,8 @@ def examine(case: Case) -> Assessment | None:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
         why = f"A media item is larger than the encoder cache was made for.{numbers}"
+        if cache.id == "mm_item_limit":
+            why = reason("more_media", cache.facts)
         return Assessment(Strength.NAMED, proof(cache), why)
     short = case.first("mm_profile_too_short")
     if short and not case.last_error and not case.was_ready:

@@ -7,7 +7,13 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
-from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes, other_engine
+from legroom.diagnosis.lookalike_causes import (
+    assess_lookalike,
+    is_informational,
+    lookalike_fixes,
+    named_remedy,
+    other_engine,
+)
 from legroom.diagnosis.pasted_command import prose
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_name
@@ -95,11 +101,7 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     """Fix: what the exception's type suggests, then search and report it at vLLM."""
     kind, message = _exception_name(error), _exception_message(error)
     meanings = read_data("diagnosis_texts.json")["exceptions"]
-    levers = read_data("diagnosis_texts.json")["named_levers"]
-    named = next((text for pattern, text in levers if re.search(pattern, message)), None)
-    meaning = str(named or meanings.get(kind, meanings[""]))
-    if advised := prose("advised").search(message):
-        meaning = f"as the message says: {advised[0].rstrip()}"
+    meaning = named_remedy(message) or str(meanings.get(kind, meanings[""]))
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
         meaning = str(meanings["NoneType"])
     frames = re.findall(r"(?:\bat |site-packages/)([A-Za-z]\w+)[./]", error.window)
