@@ -104,9 +104,7 @@ def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metr
 @lru_cache(maxsize=64)
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
     """Every metric of a release; `engine` "v0" or "v1" selects one generation, None both."""
-    engines = (
-        (engine,) if engine else ("v0", "v1") if release.before("0.11.0") else ("v1",)
-    )
+    engines = (engine,) if engine else ("v0", "v1") if release.before("0.11.0") else ("v1",)
     return tuple(
         _metric_of_entry(name, entry, release)
         for name, entries in _declarations().items()

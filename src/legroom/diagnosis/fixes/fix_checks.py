@@ -54,7 +54,8 @@ def checked_fixes(
     if passed and passed[0].kind == "checkpoint_format":  # GPUs that no rank uses cost less than another checkpoint
         passed.sort(key=lambda fix: not is_at_hand(planner, fix))
     if passed and _is_tight(passed[0]):
-        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
+        sure = (fix for fix in passed if fix.proven or (fix.plan is not None and not _is_tight(fix)))
+        certain = next((fix for fix in sure if fix.kind not in _LAST), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     # What the text says that its writer needs goes behind the fixes that keep it.
     needs = read_data("diagnosis_texts.json")["needs"].items()
@@ -175,11 +176,6 @@ def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
 def _is_tight(fix: Fix) -> bool:
     """Whether the fix's plan is tight and the log does not confirm it."""
     return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
-
-
-def _certainly_starts(fix: Fix) -> bool:
-    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
-    return fix.kind not in _LAST and (fix.proven or (fix.plan is not None and not _is_tight(fix)))
 
 
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:

@@ -114,7 +114,7 @@ class FixPlanner:
     @property
     def oom_shortage_bytes(self) -> int:
         """Bytes by which the failed allocation exceeded free memory; 0 where the log has no sizes."""
-        return self.case.ledger.shortage_bytes
+        return max((self.case.ledger.wanted_bytes or 0) - (self.case.ledger.free_bytes or 0), 0)
 
     @property
     def utilization_known(self) -> bool:
