@@ -132,8 +132,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         findings = tuple(_with_assumed_place(item) if item.cause in usual else item for item in findings)
     if findings:
         why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
-        fixes = findings[0].fixes[:1] if case.site == "graph" else ()
-        if fixes and (gap := unexplained_bytes(case, fixes[0])):
+        if case.site == "graph" and findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))

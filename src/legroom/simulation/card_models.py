@@ -159,13 +159,8 @@ def _preference(each: CardModel) -> tuple[bool, int, float]:
     return is_tight, len(each.fit.losses), -plan.layout.weights.bytes if plan else 0
 
 
-def _largest_first(each: CardModel) -> tuple[int, str]:
-    """Sort key: base models with the most parameters first, then by name."""
-    return -each.parameters, each.family
-
-
 ORDERS: Mapping[str, Callable[[CardModel], Any]] = {
-    "size": _largest_first,
+    "size": lambda each: (-each.parameters, each.family),
     "name": lambda each: each.bundled.name,
     "context": lambda each: -each.longest_len,
     "users": lambda each: -each.fit.plan.runs_at_once if each.fit.plan else 0,
@@ -186,7 +181,7 @@ def models_on_card(
     total = search.gpus * search.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, search, near, executor or ProcessExecutor(), progress)
-    fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
+    fitting = sorted((each for each in answers if each.fit.plan), key=ORDERS["size"])
     too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
     refused = tuple(each for each in answers if not each.fit.plan and not each.fit.short_bytes)
     return CardModels(search, tuple(fitting), tuple(too_large), order, refused)

@@ -146,12 +146,14 @@ class BlackBoxRecorder:
                 return
             self._written += 1
             self._settings = _result_or_none(stack.engine_settings, frames) or self._settings
+            available = _result_or_none(lambda: int(psutil.virtual_memory().available))
+            host = _result_or_none(lambda: replace(read_host_memory(initialized_cuda()), available_bytes=available))
             record = black_box.BlackBox(
                 round(time.time(), 3),
                 trigger,
                 _process_versions(),
                 request,
-                host=_result_or_none(_host_memory),
+                host=host,
                 step=_result_or_none(stack.engine_step, frames),
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
@@ -205,11 +207,6 @@ def _process_versions() -> black_box.WorkerProcess:
     versions = (getattr(module, "__version__", None) for module in (vllm, torch))
     of_vllm, of_torch = (None if version is None else str(version) for version in versions)
     return black_box.WorkerProcess(os.getpid(), worker_rank(), of_vllm, of_torch, platform)
-
-
-def _host_memory() -> black_box.WorkerHostMemory:
-    """The worker's host memory and what the machine has available."""
-    return replace(read_host_memory(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
 def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> black_box.CardMemory:
