@@ -205,14 +205,14 @@ def test_a_wish_says_that_it_needs_more_cards_and_one_that_nothing_holds_leads_t
     page.wait_for_selector(".wishes .note.good, .wishes .note.fair")
     count = page.get_by_label("How many").input_value()
     assert int(count) > 1
-    assert f"needs {count} x NVIDIA L4 to hold" in page.inner_text(".wishes .note")
+    assert f"; {count} x NVIDIA L4 do, with" in page.inner_text(".wishes .note")
     page.goto(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&gpus=1&want_context=32768&want_users=64")
     page.get_by_role("button", name="Find the settings").click()
     page.wait_for_selector(".wishes .note.bad")
     page.get_by_role("link", name="Which models does this card hold for that?").click()
     fields = ["GPU", "How many", "Tokens for each user", "Users at once"]
     area = page.locator(".models-area")
-    assert [area.get_by_label(name).first.input_value() for name in fields] == ["l4", "1", "32768", "64"]
+    assert [area.get_by_label(name).first.input_value() for name in fields] == ["l4", "1", "32k", "64"]
     page.go_back()
     page.locator(".wishes").get_by_label("Users at once").fill("5")
     page.get_by_role("link", name="Models", exact=True).click()
