@@ -114,7 +114,7 @@ function Fix({ fix, pictures }) {
   const isCommand = fix.command?.length > 0 && !fix.command.includes("MODEL") && (has || Object.keys(fix.env ?? {}).length > 0);
   return (
     <div class="fix">
-      {fix.comment && <p class="note fair">{fix.comment}</p>}
+      {fix.comment && <p class="note fair"><Prose text={fix.comment} /></p>}
       {isCommand ? <ToRun plan={{ ...fix, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && !fix.comment?.includes(flagsWords(fix.flags)) && <code>{flagsWords(fix.flags)}</code>}
       <p>{fix.why}</p>
       {fix.steps?.length > 0 && (

@@ -174,11 +174,13 @@ export function SimulateArea({ params, active }) {
             { value: "trace", label: t("simulate.trace") },
           ]}
         />
-        <div class="row presets" role="group" aria-label={t("simulate.presets")}>
-          {Object.keys(PRESETS).map((name) => (
-            <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
-          ))}
-        </div>
+        {runs.length > 0 && (
+          <div class="row presets" role="group" aria-label={t("simulate.presets")}>
+            {Object.keys(PRESETS).map((name) => (
+              <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
+            ))}
+          </div>
+        )}
         {load.load === "trace" ? (
           <TraceField trace={trace} setTrace={setTrace} onFile={takeTrace} />
         ) : (

@@ -217,7 +217,7 @@ def test_a_wish_says_that_it_needs_more_cards_and_one_that_nothing_holds_leads_t
     page.locator(".wishes").get_by_label("Users at once").fill("5")
     page.get_by_role("link", name="Models", exact=True).click()
     wait_until(page, "location.hash.includes('users=5')")
-    assert area.get_by_label("Tokens for each user").input_value() == "32768"
+    assert area.get_by_label("Tokens for each user").input_value() == "32k"
 
 
 def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page):
@@ -635,7 +635,8 @@ def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open
 def test_what_is_wrong_with_a_value_stands_beside_its_field(served, open_page, query, label, says):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&{query}", errors_are_fine=True)
     field = page.locator(
-        f"[aria-invalid=true]:is([aria-label='{label}'], .field:has(label:text-is('{label}')) *)"
+        f"[aria-invalid=true]:is([aria-label='{label}'], "
+        f".field:has(label:text-is('{label}'), label:has-text('{label} (')) *)"
     ).first
     field.wait_for()
     problem = page.locator(f"[id='{field.get_attribute('aria-describedby')}']")
