@@ -1,4 +1,5 @@
 // What a plan is asked for: the model, the machine, the release and the flags that were set. Plain values, in the address too.
+import { tokensShort } from "./units.js";
 
 export const EMPTY = {
   model: "meta-llama/Llama-3.1-8B-Instruct",
@@ -191,10 +192,11 @@ export function sizeRequestOf(setup, plan) {
   return { ...modelRequestOf({ ...setup, flags }), context: plan?.args.max_model_len ?? null };
 }
 
-// What Models is asked after a plan: its card and its wish, as they were typed.
+// What Models is asked after a plan: its card and its wish, as people write them.
 export function cardQuestionOf(setup) {
   const { gpu, gpus, gpu_used, want_context, want_users } = typed(setup);
-  const asked = Object.entries({ gpu, gpus, gpu_used, context: want_context, users: want_users });
+  const context = want_context && tokensShort(want_context).replaceAll(",", "");
+  const asked = Object.entries({ gpu, gpus, gpu_used, context, users: want_users });
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
 

@@ -19,6 +19,10 @@ export const signed = (bytes) => `${bytes >= 0 ? "+" : "−"}${bytesWords(Math.a
 
 export const percent = (ratio, digits = 0) => minus(`${(100 * ratio).toFixed(digits)}%`);
 
+// How sure a finding is, in the words of the command line.
+const certain = (share) => (share >= 0.9 ? "sure" : share >= 0.6 ? "likely" : "possible");
+export const sureOf = (t, share) => t("finding.sure", { word: t(`sure.${certain(share)}`), share: percent(share) });
+
 // 131072 -> 128k, as people say context lengths; other numbers stay as they are.
 export const tokensShort = (tokens) => (tokens >= 1024 && tokens % 1024 === 0 ? `${tokens / 1024}k` : count(tokens));
 

@@ -124,7 +124,8 @@ def test_a_second_card_is_the_first_thing_that_a_wish_gives_up(capsys):
     assert found["search"]["gives_up"][0] == "2 cards instead of 1"
     assert main([*words]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "needs 2 x NVIDIA GeForce RTX 4090 to hold 8 requests" in said
+    assert said.startswith("! 1 x NVIDIA GeForce RTX 4090 does not hold 8 requests")
+    assert "; 2 x NVIDIA GeForce RTX 4090 do, with Qwen/Qwen3-32B-AWQ" in said
     assert said.index("One card is not enough: ") < said.index("$ vllm serve")
     assert "cards" not in str(answer(capsys, *words, "--gpus", "2")["search"]["gives_up"])
 
@@ -134,7 +135,7 @@ def test_a_wish_that_one_card_does_not_grant_names_the_cards_that_do_and_what_fi
     assert main(words) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "--gpus 2 holds it" in said
-    assert "legroom models --gpu 4090 --context 16384 --users 8" in said
+    assert "legroom models --gpu 4090 --context 16384 --concurrency 8" in said
 
 
 def test_the_command_of_a_tight_plan_has_its_first_remedy(capsys):
@@ -293,7 +294,7 @@ def test_a_setting_that_needs_nearly_the_whole_card_is_tight(capsys):
     ("words", "says"),
     [
         (("models", "--context", "32k"), "--context needs a GPU"),
-        (("models", "--gpu", "l4", "--users", "four"), "--users 'four' is not a number from 1"),
+        (("models", "--gpu", "l4", "--concurrency", "four"), "--concurrency 'four' is not a number from 1"),
         (("size", "qwen3-8b", "--concurrency", "1k"), "--concurrency '1k' is not a number from 1"),
         (("plan", "qwen3-8b", "--gpu", "l4", "--want-context", "many"), "is not a length"),
     ],

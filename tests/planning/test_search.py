@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +158,28 @@ def test_a_wish_that_no_setting_grants_lacks_bytes_and_needs_more_than_the_card_
     needed, has = map(float, re.search(r"needs ([\d.]+) GiB of ([\d.]+) GiB", found.short_by).groups())
     assert needed > has
     assert found.short_bytes / GIB == pytest.approx(needed - has, abs=0.02)
+
+
+def test_one_answer_is_found_where_the_cheapest_settings_fail_a_check_that_only_the_plan_makes(target):
+    """A hybrid model with more sequences than state blocks is refused whatever its memory: a lower cap starts."""
+    asked = [target("qwen3.5-9b", "rtx 4090", "0.32.0")], ServeArgs(), CapacityGoal(32768, 4)
+    one, several = search_flags(*asked, max_answers=1), search_flags(*asked)
+    assert one.best is not None and several.best is not None
+    assert one.best.args == several.best.args
+
+
+def test_a_card_without_a_desktop_gets_no_fuller_setting_than_one_with_a_desktop(target):
+    desktop = target("qwen3.5-9b", "rtx 4090", "0.32.0")
+    bare = replace(desktop, gpu=replace(desktop.gpu, screen=False))
+    shared, own = (search_flags([each], ServeArgs(), CapacityGoal(32768, 4)).best for each in (desktop, bare))
+    assert shared is not None and own is not None
+    assert own.layout.headroom_bytes >= shared.layout.headroom_bytes
+
+
+def test_a_utilization_that_is_the_default_is_not_written(target):
+    found = search_flags([target("qwen3-14b-awq", "rtx 4090", "0.32.0")], ServeArgs(), CapacityGoal(32768, 4))
+    assert found.best is not None
+    assert found.best.args.gpu_memory_utilization is None
 
 
 def test_one_answer_is_as_sure_as_the_first_of_several(target):

@@ -70,7 +70,7 @@ def test_the_gpu_table_is_asked_for_the_wish_and_not_with_flags_that_a_search_ch
 
 def test_models_is_asked_for_the_card_and_the_wish_of_the_plan():
     wish = f"{{ ...{FOUND}, gpu: 'l4', want_context: 8192, want_users: 50 }}"
-    asked = {"gpu": "l4", "gpus": "2", "context": "8192", "users": "50"}
+    asked = {"gpu": "l4", "gpus": "2", "context": "8k", "users": "50"}
     assert evaluated("setup.js", f"page.cardQuestionOf({wish})") == asked
     assert evaluated("setup.js", "page.cardQuestionOf(page.EMPTY)") == {"gpu": "h100"}
 
@@ -92,11 +92,19 @@ def test_the_end_of_the_card_is_never_written_over_its_name():
 
 
 def test_models_of_one_task_are_a_group_of_their_own():
-    names = ("llama-3.1-8b", "whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr", "mistral-nemo-12b")
+    names = (
+        "llama-3.1-8b",
+        "whisper-large-v3",
+        "qwen3-asr-1.7b",
+        "glm-ocr",
+        "mistral-nemo-12b",
+        "orpheus-3b",
+        "gte-qwen2-1.5b",
+    )
     special = evaluated(
         "models/special.js", f"{list(names)}.filter((name) => page.isSpecial({{ name, longest_len: 9 }}))"
     )
-    assert special == ["whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr"]
+    assert special == ["whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr", "orpheus-3b", "gte-qwen2-1.5b"]
     assert evaluated("models/special.js", "page.isSpecial({ name: 'bge-m3', longest_len: 9, pooling: true })")
     rows = '[{ name: "qwen3-reranker-8b" }, { name: "bge-m3", pooling: true }, { name: "qwen3-asr-1.7b" }]'
     assert evaluated("models/special.js", f"{rows}.map(page.generates)") == [False, False, True]

@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
-import { Command, ErrorNote, Status } from "../parts/controls.jsx";
+import { Command, ErrorNote, Prose, Status } from "../parts/controls.jsx";
 import { useEntry } from "../diagnose/finding.jsx";
 import { useText } from "../text/language.jsx";
 
@@ -89,7 +89,7 @@ function Entry({ id }) {
       <a class="back" href="#/catalog">{t("catalog.back")}</a>
       <p class="soft"><code>{entry.id}</code> · {t(`phase.${entry.phase || "any"}`)} · <code>{entry.cause}</code></p>
       <h2>{entry.title}</h2>
-      <p>{entry.root_cause?.text}</p>
+      {entry.root_cause && <p><Prose text={entry.root_cause.text} /></p>}
       {entry.signatures?.length > 0 && (
         <Part title={t("entry.signatures")}>
           <ul class="signatures">
@@ -163,7 +163,7 @@ const Part = ({ title, children }) => (
 
 function Story({ name, text }) {
   const t = useText();
-  return text ? <Part title={t(`entry.${name}`)}><p>{text}</p></Part> : null;
+  return text ? <Part title={t(`entry.${name}`)}><p><Prose text={text} /></p></Part> : null;
 }
 
 function Counted({ counted }) {

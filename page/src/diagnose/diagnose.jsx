@@ -161,7 +161,7 @@ export function DiagnoseArea({ params }) {
           >
             {t("diagnose.read")}
           </button>
-          <Button onClick={() => readSample(SAMPLES[0])}>{t("diagnose.sample")}</Button>
+          {(state.answer || state.error) && <Button onClick={() => readSample(SAMPLES[0])}>{t("diagnose.sample")}</Button>}
         </div>
       </section>
       <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite">

@@ -2,10 +2,11 @@ import { useEffect, useState } from "preact/hooks";
 import { callOnce } from "../engine.js";
 import { CardPicture, MiniBar } from "../parts/card.jsx";
 import { ToRun } from "../plan/more.jsx";
+import { Prose } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { useText } from "../text/language.jsx";
 import { distinctLines } from "./evidence.js";
-import { flagsWords, gib, percent } from "../units.js";
+import { flagsWords, gib, sureOf } from "../units.js";
 
 export function useEntry(id, language) {
   const [state, setState] = useState({ entry: null, error: null });
@@ -30,7 +31,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
   const t = useText();
   const { entry } = useEntry(finding.has_story === false ? null : finding.entry, t.language);
   const title = (finding.title ?? entry?.title ?? finding.cause).replace(/^[a-z](?=[a-z]*[ ,;:])/, (letter) => letter.toUpperCase());
-  const sure = t("finding.sure", { share: percent(finding.confidence) });
+  const sure = sureOf(t, finding.confidence);
   const [fix, ...others] = finding.fixes;
   const link = finding.has_story !== false && (
     <a href={`#/catalog/${finding.entry}`} class="entry-link">{t("finding.entry", { id: finding.entry })}</a>
@@ -57,7 +58,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
       {first && finding.verify && (
         <section>
           <h3>{t("entry.verify")}</h3>
-          <p>{finding.verify}</p>
+          <p><Prose text={finding.verify} /></p>
         </section>
       )}
       {link}
@@ -113,8 +114,8 @@ function Fix({ fix, pictures }) {
   const isCommand = fix.command?.length > 0 && !fix.command.includes("MODEL") && (has || Object.keys(fix.env ?? {}).length > 0);
   return (
     <div class="fix">
-      {fix.comment && <p class="note fair">{fix.comment}</p>}
-      {isCommand ? <ToRun plan={{ ...fix, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && <code>{flagsWords(fix.flags)}</code>}
+      {fix.comment && <p class="note fair"><Prose text={fix.comment} /></p>}
+      {isCommand ? <ToRun plan={{ ...fix, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && !fix.comment?.includes(flagsWords(fix.flags)) && <code>{flagsWords(fix.flags)}</code>}
       <p>{fix.why}</p>
       {fix.steps?.length > 0 && (
         <ol class="steps">

@@ -1,4 +1,4 @@
-import { commandLine, gib, percent } from "../units.js";
+import { commandLine, gib, sureOf } from "../units.js";
 
 // A diagnosis inside a link: what was found and what to do, and nothing of the log. It is packed, because links are short.
 const bytesOf = async (stream) => new Uint8Array(await new Response(stream).arrayBuffer());
@@ -37,7 +37,7 @@ export const serverWords = ({ deployment = {} }) =>
 // A diagnosis as Markdown for who has no legroom: the cause, why, and every way out; no line of the log.
 export function reportText(t, answer) {
   const { headline, verdict, phase, needed = [], findings } = answer;
-  const named = ({ title, cause, entry, confidence }) => `${title ?? cause} (${entry}, ${t("finding.sure", { share: percent(confidence) })})`;
+  const named = ({ title, cause, entry, confidence }) => `${title ?? cause} (${entry}, ${sureOf(t, confidence)})`;
   const fix = ({ command, env, comment, why, steps, trades }) => [
     comment,
     command?.length && `\`\`\`\n${commandLine(command, command[0].includes("=") ? {} : env)}\n\`\`\``,

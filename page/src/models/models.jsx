@@ -47,6 +47,8 @@ const askedBy = (params) => ({
   ...Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED)),
 });
 
+const isSize = (gpu) => /^\s*[\d.]+\s*[gm]i?b\s*$/i.test(gpu);
+
 const sameQuestion = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
 export function ModelsArea({ params, active }) {
@@ -166,7 +168,7 @@ export function ModelsArea({ params, active }) {
           <p role="status">{t("models.count", { fit: state.rows.length, all: state.models })}</p>
         )}
       </form>
-      {state.rows.length > 0 && state.rows.every((row) => !row.tokens_per_s) && <p class="note">{t("models.no_speed")}</p>}
+      {isSize(asked.gpu) && <p class="note">{t("models.no_speed")}</p>}
       {fitting.length > 0 && <Fitting rows={fitting} asked={asked} label={t("models.title")} />}
       {special.length > 0 && (
         <section>
@@ -174,6 +176,7 @@ export function ModelsArea({ params, active }) {
           <Fitting rows={special} asked={asked} label={t("models.special")} />
         </section>
       )}
+      {rows.some((row) => row.weights_assumed) && <p class="hint">{t("models.assumed")}</p>}
       {!busy && state.for === asked && !state.error && !state.rows.length && <p class="note">{t(state.models ? "models.none" : "models.no_name")}</p>}
       {!busy && state.for === asked && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} asked={state.for} />}
     </div>
@@ -221,7 +224,7 @@ function Fitting({ rows, asked, label }) {
       </>
     )),
     figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
-    figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
+    figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes, row) => `${row.weights_assumed ? "~" : ""}${gib(bytes, 1)}`),
     figureColumn("users", t("models.holds"), (row) => row.runs_at_once || null, holds),
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),

@@ -37,8 +37,15 @@ async function writeClipboard(text) {
 // A shell text whose flags never break inside their names.
 export const ShellText = ({ text }) =>
   text
-    .split(/((?:^|(?<=\s))--?[A-Za-z][\w-]*)/)
+    .split(/((?:^|(?<=[\s(（]))--?[A-Za-z][\w-]*)/)
     .map((part, at) => (at % 2 ? <span class="flag-name">{part}</span> : part));
+
+// A sentence of the knowledge base: what stands in backticks is code.
+export const Prose = ({ text }) =>
+  text
+    .replace(/^[a-z](?=[a-z]*[ ,;:])/, (letter) => letter.toUpperCase())
+    .split(/`([^`]+)`/)
+    .map((part, at) => (at % 2 ? <code>{part}</code> : part));
 
 export function Command({ text, label, children }) {
   const t = useText();

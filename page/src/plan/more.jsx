@@ -178,6 +178,7 @@ export function Pack({ asked, setup, plan, onChange }) {
       <summary>{t("pack.title")}</summary>
       <div class="field">
         <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
+        {!setup.pack && <p class="hint">{t("pack.example")}</p>}
         <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => onChange({ ...setup, pack: event.target.value || null })} />
       </div>
       <Button disabled={!commands.length || commands.length > 8 || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>

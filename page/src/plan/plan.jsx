@@ -92,7 +92,7 @@ export function PlanArea({ params, active, fold }) {
       </div>
       <div class="results">
         <div class="sides">
-          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : undefined} />
+          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : fold === "pack" ? t("pack.alone") : undefined} />
           {setups.b && (
             <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
           )}
@@ -124,7 +124,10 @@ function Unread({ parts }) {
 function Chosen({ setup }) {
   const t = useText();
   if (setup.before || !setup.found?.length) return null;
-  const names = setup.found.map((name) => `--${name.replaceAll("_", "-")}`);
+  // The length that was wished for is typed, not chosen.
+  const isChosen = (name) => name !== "max_model_len" || setup.flags[name] !== setup.want_context;
+  const names = setup.found.filter(isChosen).map((name) => `--${name.replaceAll("_", "-")}`);
+  if (!names.length) return null;
   return <Status kind="note">{t("wish.chosen", { names: names.join(", ") })}</Status>;
 }
 

@@ -19,7 +19,7 @@ function bigFigures(t, plan, speed) {
   const short = failure ? failure.needed_bytes - failure.available_bytes : 0;
   if (plan.verdict === "does_not_fit") {
     if (short > 0) figures.push([bytesWords(short), t("big.missing")]);
-    if (kv.longest_len > 0) figures.push([count(kv.longest_len), t("big.longest")]);
+    if (plan.words.pool.length > 0) figures.push([count(kv.longest_len), t("big.longest")]);
     return figures;
   }
   const [now, first] = [kv, plan.first_start ?? kv].map((pool) => held(atOnce(plan, pool)));
@@ -98,9 +98,12 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       <Failure plan={plan} />
       <CardPicture plan={plan} scale={scale} active={hovered} onPart={setHovered} onOpen={(part) => setOpened(part)} />
       <div class="figures">
-        <Legend plan={plan} active={hovered} onPart={setHovered} opened={opened} onOpen={setOpened}>
-          <Working request={request} plan={plan} part={opened} />
-        </Legend>
+        <div>
+          <Legend plan={plan} active={hovered} onPart={setHovered} opened={opened} onOpen={setOpened}>
+            <Working request={request} plan={plan} part={opened} />
+          </Legend>
+          {isEstimated(plan) && <p class="soft basis">{plan.words.basis}</p>}
+        </div>
         <Pool plan={plan} />
       </div>
       {plan.ranks?.length > 1 && <Ranks ranks={plan.ranks} />}
@@ -166,7 +169,6 @@ function Pool({ plan }) {
           </div>
         ))}
       </dl>
-      {isEstimated(plan) && <p class="soft basis">{words.basis}</p>}
     </div>
   );
 }

@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Button, Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
+import { Button, Choice, DropArea, ErrorNote, Field, Picker, ShellText, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY, isExample, typed } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -297,7 +297,7 @@ function Machine({ setup, onChange, onRefused, lists, error }) {
       {["gpu_memory", "host_memory"].map((name) => (
         <TextField
           key={name}
-          label={t(name)}
+          label={<ShellText text={t(name)} />}
           value={setup[name] ?? ""}
           problem={problemWith(error, `--${name.replace("_", "-")}`)}
           placeholder={(name === "gpu_memory" && memoryOf(lists.gpus, setup.gpu)) || t("auto")}

@@ -111,7 +111,7 @@ function Found({ answer, onTake, onKeep }) {
   const t = useText();
   const { words, search, verdict } = answer;
   return (
-    <div class={`note ${words.one_gpu ? "fair" : VERDICT_CLASS[verdict]}`}>
+    <div class={`note ${VERDICT_CLASS[words.mark]}`}>
       <p><strong>{words.headline}</strong></p>
       {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
@@ -124,7 +124,7 @@ function Found({ answer, onTake, onKeep }) {
       )}
       {words.one_gpu && <p>{words.one_gpu}</p>}
       {words.gives_up && <p>{words.gives_up}</p>}
-      <p class="soft">{words.weighed}</p>
+      {words.weighed && <p class="soft">{words.weighed}</p>}
       {search.alternatives.length > 0 && (
         <details>
           <summary>{t("wish.others", { count: search.alternatives.length })}</summary>

@@ -58,6 +58,10 @@ function loadParams(load, setup) {
   return params;
 }
 
+// A wish of Plan is a load: its users, whose prompt and answer take the wished length.
+const wishOf = ({ want_context, want_users }) =>
+  want_context && want_users ? { load: "users", users: want_users, prompt_tokens: Math.max(want_context - LOAD.output_tokens, 1) } : {};
+
 const given = (value) => (Number(value) > 0 ? Number(value) : null);
 
 function requestFor(load, setup, trace) {
@@ -82,7 +86,7 @@ function requestFor(load, setup, trace) {
 export function SimulateArea({ params, active }) {
   const t = useText();
   const lists = useLists();
-  const [load, setLoad] = useState(() => readLoad(params ?? new URLSearchParams()));
+  const [load, setLoad] = useState(() => ({ ...readLoad(params ?? new URLSearchParams()), ...wishOf(lastSetup.current ?? EMPTY) }));
   const [setup, setSetup] = useState(
     () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 32768),
   );
@@ -93,7 +97,10 @@ export function SimulateArea({ params, active }) {
     if (active && params?.size) {
       setSetup((now) => fromParams(params) ?? now);
       if ([...params.keys()].some((name) => name.startsWith("s."))) setLoad(readLoad(params));
-    } else if (active && newest && newest !== carried.current && !isExample(newest)) setSetup(newest);
+    } else if (active && newest && newest !== carried.current && !isExample(newest)) {
+      setSetup(newest);
+      setLoad((now) => ({ ...now, ...wishOf(newest) }));
+    }
     carried.current = newest;
   }, [params, active]);
   const [trace, setTrace] = useState({ text: "", name: "" });
@@ -121,6 +128,10 @@ export function SimulateArea({ params, active }) {
       setRuns((now) => (beside ? now.slice(0, 1) : []));
       setState({ busy: false, error });
     }
+  };
+  const stop = () => {
+    abort.current.abort();
+    setState({ busy: false, error: null });
   };
   const isChanged = runs.length > 0 && JSON.stringify(requestFor(load, setup, trace.text)) !== runs.at(-1).asked;
   // The sentences come from the engine: another language asks again.
@@ -163,11 +174,13 @@ export function SimulateArea({ params, active }) {
             { value: "trace", label: t("simulate.trace") },
           ]}
         />
-        <div class="row presets" role="group" aria-label={t("simulate.presets")}>
-          {Object.keys(PRESETS).map((name) => (
-            <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
-          ))}
-        </div>
+        {runs.length > 0 && (
+          <div class="row presets" role="group" aria-label={t("simulate.presets")}>
+            {Object.keys(PRESETS).map((name) => (
+              <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
+            ))}
+          </div>
+        )}
         {load.load === "trace" ? (
           <TraceField trace={trace} setTrace={setTrace} onFile={takeTrace} />
         ) : (
@@ -204,6 +217,7 @@ export function SimulateArea({ params, active }) {
         </div>
         <div class="row">
           <Button kind="primary" disabled={!ready} onClick={() => run()}>{t(state.busy ? "simulate.busy" : "simulate.run")}</Button>
+          {state.busy && <Button onClick={stop}>{t("models.stop")}</Button>}
           {runs.length > 0 && (
             <Button disabled={!ready} onClick={() => run(load, true)}>{t("simulate.beside")}</Button>
           )}

@@ -11,7 +11,7 @@ from legroom.facts.releases import Release
 from legroom.memory.layout import Layout
 from legroom.planning.capacity_search import SearchAnswer
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.machine import Machine, make_plan, make_target
+from legroom.planning.machine import Machine, make_plan, make_target, with_notes
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
 from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 from legroom.records import dataclass
@@ -175,10 +175,10 @@ def search(
         more = [count for count in counts_up_to(NODE_GPUS) if answer.short_bytes and count > max(answer.goal.gpus)]
         holding = (n for n in more if search_flags(targets, args, replace(goal, gpus=(n,)), max_answers=1).best)
         enough = f"--gpus {count} holds it. " if (count := next(holding, 0)) else ""
-        models = f"legroom models --gpu {shlex.quote(where.gpu)} --context {context} --users {concurrency:g}"
+        models = f"legroom models --gpu {shlex.quote(where.gpu)} --context {context} --concurrency {concurrency:g}"
         models += f" --gpu-used {shlex.quote(where.used)}" if where.used else ""
         return SearchReport(replace(answer, next_step=f"{enough}What this card holds: {models}"), target, args)
-    best, losses = _on_used_gpus(answer.best, answer.losses, most)
+    best, losses = _on_used_gpus(with_notes(answer.best), answer.losses, most)
     alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)
     answer = replace(answer, best=best, losses=losses, alternatives=alternatives, one_gpu_lacks=on_one.short_by)
     return SearchReport(answer, target, args)

@@ -21,7 +21,7 @@ examples:
   legroom models
   legroom models qwen3 fp8
   legroom models --gpu rtx4090
-  legroom models qwen --gpu l40s --context 32k --users 4 --sort speed
+  legroom models qwen --gpu l40s --context 32k --concurrency 4 --sort speed
   legroom models --gpu rtx4090 --gpu-used 2GiB
 
 Any other model is read from the Hugging Face Hub by its id, or from a folder with a config.json.
@@ -30,8 +30,7 @@ exit codes: 0 something matches (and fits), 1 nothing does
 """
 
 
-_OTHERS = "plan takes any Hugging Face id, or a folder with a config.json, too"
-_NO_SUCH_NAME = f"No bundled model has such a name; {_OTHERS}.\n"
+_NO_SUCH_NAME = "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json.\n"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu", metavar="NAME", help="a GPU (rtx4090, l4, h100 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N", help="how many of it (default: 1)")
     where.add_argument("--context", metavar="LEN", help="tokens a request may have (default: 8k)")
-    where.add_argument("--users", metavar="N", help="requests of that length at once (default: 1)")
+    where.add_argument("--concurrency", "--users", metavar="N", help="requests of that length at once (default: 1)")
     where.add_argument("--gpu-used", metavar="SIZE", help="what a desktop and other programs use of one GPU (2GiB)")
     orders = ("size", "name", "context", "users", "speed")
     where.add_argument("--sort", choices=orders, help="what the list is sorted by (default: size)")
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     models = [named for model in all_bundled() if (named := model.with_words(words))]
     if args.gpu is not None:
         return _run_on_card(args, models)
-    options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")
+    options = ("gpus", "context", "concurrency", "gpu_used", "sort", "vllm")
     for name in (f"--{each.replace('_', '-')}" for each in options if getattr(args, each) is not None):
         raise LegroomError(f"{name} needs a GPU", f"add one, as in legroom models --gpu rtx4090 {name} ...")
     document = {"models": [model.as_json() for model in models]}
@@ -68,9 +67,9 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardSearch, models_on_card
 
-    context, users = args.context or "8k", parse_whole(args.users or "1", "--users", 1, 10**6)
+    users = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
     machine = Machine(args.gpu, gpu_count(args.gpus, "--gpus"), used=args.gpu_used)
-    search = CardSearch.of(machine, args.vllm, parse_length(context, "--context"), users)
+    search = CardSearch.of(machine, args.vllm, parse_length(args.context or "8k", "--context"), users)
     with progress_bar("planning") as bar:
         answer = models_on_card(models, search, progress=bar, order=args.sort or "size")
     text = partial(card_models_text, answer) if models else _NO_SUCH_NAME

@@ -89,8 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
     if not args.groups:
-        hint = "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
-        raise LegroomError("which servers?", hint)
+        raise LegroomError("which servers?", "each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B")
     cards = _offered_cards(args)
     servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
     for remark in args.remarks:
@@ -99,14 +98,12 @@ def run(args: argparse.Namespace) -> int:
     for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
         if shifts:
             raise LegroomError(f"{name} is awake in no shift", f"name it in one: --shift day={name}")
-    request = PackRequest(tuple(servers), cards, shifts, args.policy)
-    result = meet_goals(pack(request))
+    result = meet_goals(pack(PackRequest(tuple(servers), cards, shifts, args.policy)))
     changes = changes_that_fit(result)
     files = _format_files(args, result)
     if args.json or not files:
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
-        document = pack_json(result, changes) | named
-        print_answer(args.json, document, lambda style: pack_text(result, changes, style))
+        print_answer(args.json, pack_json(result, changes) | named, lambda style: pack_text(result, changes, style))
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 

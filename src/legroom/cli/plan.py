@@ -88,22 +88,20 @@ def run(args: argparse.Namespace) -> int:
     made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
         made = cold_start(made)
-    report = PlanReport(made)
+    report, math = PlanReport(made), args.explain_math
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
-    if args.sleep:
-        from legroom.planning.plan_json import plan_states, states_json
-        from legroom.render.plan_text import sleep_text
+    from legroom.planning.plan_json import plan_states, states_json
+    from legroom.render.plan_text import sleep_text
 
-        states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
-        print_answer(
-            args.json,
-            lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
-            lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
-        )
-    else:
-        math = args.explain_math
-        print_answer(args.json, lambda: report.json(math), lambda style: report.text(style, math))
+    speed = parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None
+    states = plan_states(made, speed) if args.sleep else ()
+    asleep = {"states": states_json(states)} if states else {}
+    print_answer(
+        args.json,
+        lambda: report.json(math) | asleep,
+        lambda style: report.text(style, math) + (f"\n{sleep_text(states, style)}" if states else ""),
+    )
     return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
@@ -112,7 +110,7 @@ def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     report = search(deployment.args, deployment.release, where, context, float(concurrency), args.policy)
-    if report.target.gpu.note:
+    if report.target.gpu.note and not report.answer.best:
         note(f"note: {report.target.gpu.note}")
     if args.svg and report.answer.best:
         from legroom.render.plan_svg import plan_svg

@@ -149,8 +149,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tier_curve and (not args.tier or args.choose):
         raise LegroomError("--tier-curve is of one server with a tier", "add --tier cpu=SIZE@RATE, without --choose")
     pool = pool_of(args, trace)
-    trace = pool.trace
-    goal = _goal_of_options(args, trace)
+    trace, goal = pool.trace, _goal_of_options(args, pool.trace)
     if args.autoscale is not None and goal != Goal():
         raise LegroomError("limits are not judged over a fleet that is scaled", "leave out --autoscale, or the limits")
     for remark in pool.notes:

@@ -146,15 +146,14 @@ def _run_rate(
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import FleetTask, fleet_report
 
-    load = _serving_load(args)
-    prices = prices_with_file(args.prices)
+    load, prices = _serving_load(args), prices_with_file(args.prices)
     most = shared_options.gpu_count(args.gpus, "--gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
     with progress_bar("sizing") as bar:
         task = FleetTask.of(models, release, serve, load, most)
-        report = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
-    report = replace(report, budget=args.budget)
+        found = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
+        report = replace(found, budget=args.budget)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 
@@ -191,9 +190,8 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
         arrivals, expected = f"rate={args.rate!r}", args.rate * _SYNTHETIC_S
     else:
         raise LegroomError(f"--rate {args.rate:g} is not a number of requests a second", _EXAMPLE)
-    if args.prompt is None or args.answer is None:
-        missing = "--prompt" if args.prompt is None else "--answer"
-        raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
+    for missing in (name for name in ("prompt", "answer") if getattr(args, name) is None):
+        raise LegroomError(f"how long are the requests? --{missing} is missing", _EXAMPLE)
     requests = round(max(min(_MAX_REQUESTS, max(_MIN_REQUESTS, expected)), expected / 3 if args.users else 0))
     lengths = f"prompt={args.prompt.replace(' ', '')} output={args.answer.replace(' ', '')}"
     return synthetic.read(f"poisson {arrivals} {lengths} requests={requests}").checked()

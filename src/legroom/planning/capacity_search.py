@@ -90,17 +90,18 @@ def search_flags(
     `combinations` are those that an earlier search of the same question computed."""
     combinations = {} if combinations is None else combinations
     found = _search(targets, args, goal, max_answers, combinations)
-    if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
+    if max_answers == 1 and not found.short_bytes and (found.best is None or found.best.verdict == "tight"):
         more = search_flags(targets, args, goal, combinations=combinations)  # one that costs more may be sure to fit
-        found = more if more.best is not None and more.best.verdict == "fits" else found
+        found = more if more.best is not None and (more.best.verdict == "fits" or not found.best) else found
     answers = [each for each in (found.best, *(other for other, _ in found.alternatives)) if each]
     full = next((each for each in answers if _is_full(each, args)), None)
     if full is None or (found.best is not full and _severe_losses(answers[0]) == _severe_losses(full)):
         return found
-    # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
-    usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers, combinations)
-    is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(full)
-    return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
+    # A setting that gives up no more than batches and graphs is better than one that needs more of the card.
+    limits = [each for each in UTILIZATIONS if USUAL_UTILIZATION <= each < (full.args.gpu_memory_utilization or 0.0)]
+    lower = (_search(targets, args, replace(goal, most_utilization=most), max_answers, combinations) for most in limits)
+    alike = (each for each in lower if each.best and _severe_losses(each.best) == _severe_losses(full))
+    return next((each for each in alike if found.best is full or (each.best and each.best.verdict == "fits")), found)
 
 
 def _is_full(found: Plan, args: ServeArgs) -> bool:
@@ -110,8 +111,9 @@ def _is_full(found: Plan, args: ServeArgs) -> bool:
 
 
 def _severe_losses(found: Plan) -> tuple[Any, ...]:
-    """(checkpoint, KV cache dtype, enforce_eager, GPUs): what a plan gives up beyond batch sizes and some graphs."""
-    return found.target.model.name, found.args.kv_cache_dtype, found.args.enforce_eager, found.args.gpus_needed
+    """(checkpoint, KV dtype, enforce_eager, GPUs, stages): what a plan gives up beyond batch sizes and some graphs."""
+    model, args = found.target.model.name, found.args
+    return model, args.kv_cache_dtype, args.enforce_eager, args.gpus_needed, args.pipeline_parallel_size
 
 
 def _search(
@@ -283,7 +285,8 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
         if lower.holds < goal.concurrency:
             break
         if lower.verdict == "fits":
-            return lower
+            default = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=None))
+            return default if default.settings.gpu_memory_utilization == share else lower
     return laid_out
 
 

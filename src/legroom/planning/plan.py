@@ -220,6 +220,12 @@ class Plan:
         return min(self.holds, self.settings.max_num_seqs * self.settings.data_parallel_size)
 
     @property
+    def reaches_pool(self) -> bool:
+        """Whether it has a KV cache: it starts, may start, or all that it lacks is a large enough cache."""
+        failure = self.memory.failure if self.verdict == "does_not_fit" else None
+        return self.memory.kv.num_blocks > 0 and (failure is None or failure.id not in _NEEDS)
+
+    @property
     def layout(self) -> Layout:
         """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest

@@ -191,11 +191,13 @@ class FlagCombination:
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         spare = max(stage.total_bytes + lacking_bytes - needed, 0)
         kept = f", {human_bytes(spare)} kept free: the figures are estimates" if spare else ""
+        sized = self.target.gpu.source == "given by size" and self.settings.given.kv_cache_dtype is None
+        named = "; an 8-bit KV cache is tried on a card that is given by its name (rtx4090, l4)" if sized else ""
         return (
             f"the closest setting needs {human_bytes(needed + spare)} {where}: "
             f"weights {human_bytes(stage.weights.bytes)}, KV cache {human_bytes(pool)} for {goal.concurrency:g} x "
             f"{goal.context:,} tokens, the rest "
-            f"{human_bytes(needed - stage.weights.bytes - pool)}{kept}{self._what_fits(stage, goal, band_kept)}"
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{kept}{self._what_fits(stage, goal, band_kept)}{named}"
         )
 
     def _what_fits(self, stage: Layout, goal: CapacityGoal, band_kept: float) -> str:

@@ -197,7 +197,7 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     if (fix.flags or fix.env) and fix.command:
         yield ""
         width = style.width - 4 * len(_MARGIN)
-        for line in wrap(masked_log_text(fix.comment), width, "# ", "# ") if fix.comment else ():
+        for line in wrap(masked_log_text(in_language(fix.comment, language)), width, "# ", "# ") if fix.comment else ():
             yield _MARGIN * 2 + style.paint(line, "dim")
         words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
         phrases = [phrase if "YOUR_" in phrase else masked_log_text(phrase) for phrase in command_phrases(words)]

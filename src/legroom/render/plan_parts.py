@@ -174,7 +174,8 @@ def first_start_loss(plan: Plan, requests: float) -> list[str]:
     """[sentence] where a first start, with a cold compile cache, holds fewer than `requests` at once; else []."""
     first, later = first_start_holds(plan), plan.holds
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
-    return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
+    says = f"the first start holds {held:.2f} of {requests:g}, as its compile cache is cold"
+    return [says] if first < requests <= later else []
 
 
 ROUNDING = 0.01
@@ -188,5 +189,6 @@ def pool_text(kv: KvPlan, block: str) -> str:
         printed = f"which vLLM prints as {count(kv.tokens)} tokens"
         return f"{blocks}, {printed}; full-length requests hold {count(held)}: some layers keep only a part of one"
     per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
-    plain = kv.num_blocks * kv.block_size == kv.tokens
-    return f"{blocks} {'=' if plain else 'hold'} {count(kv.tokens)} tokens{per_token}"
+    plain, groups = kv.num_blocks * kv.block_size == kv.tokens, len(kv.shape.stages[0].groups)
+    shared = f", shared by {groups} groups of layers," if groups > 1 and not plain else ""
+    return f"{blocks}{shared} {'=' if plain else 'hold'} {count(kv.tokens)} tokens{per_token}"

@@ -116,7 +116,7 @@ def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> N
 def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
     """Draws the KV cache's blocks, concurrency and longest request; returns the y below them."""
     kv = plan.memory.kv
-    if kv.num_blocks <= 0:
+    if not plan.reaches_pool:
         return y
     page.text(_LEFT, y + 12, pool_text(kv, "KV block"))
     page.text(_LEFT, y + 31, f"{holds_text(plan)}; the longest that fits is {count(kv.longest_len)}")

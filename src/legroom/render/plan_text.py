@@ -10,8 +10,7 @@ from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
 from legroom.planning.capacity_search import SearchAnswer
-from legroom.planning.levers import shorter_context
-from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
+from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, sure_longest_len, try_flags
 from legroom.render.plan_parts import (
     ROUNDING,
     LayoutPart,
@@ -91,7 +90,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
         "headline": plan_headline(plan),
         "short": _shortfall_text(plan),
         "helps": f"What helps: {refused.hint}." if refused and plan.memory.failure else "",
-        "pool": [] if kv.num_blocks <= 0 else [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)],
+        "pool": [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)] if plan.reaches_pool else [],
         "no_pool": _NO_POOL if kv.shape.is_empty else "",
         "basis": band_basis_text(plan),
         "no_advice": _no_advice_text(plan),
@@ -156,7 +155,7 @@ def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[
     if kv.shape.is_empty:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
-    if kv.num_blocks > 0:
+    if plan.reaches_pool:
         for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan, wanted)):
             first, *rest = wrap(text, style.width - 15)
             yield f"{_MARGIN}{style.paint(f'{name:<11}', 'bold')}  {first}"
@@ -208,7 +207,7 @@ def _longest_context_text(plan: Plan) -> str:
     longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
     limit = max(longest, plan.settings.max_model_len)
     why = ": some layers keep only a part of a long request" if fits > (1 + ROUNDING) * plan.memory.kv.tokens else ""
-    sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
+    sure = sure_longest_len(plan) if plan.layout.kv_cache.kind == "estimated" else 0
     why += f", {count(sure)} for sure" if 0 < sure < min(fits, limit) else ""
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
@@ -266,7 +265,8 @@ def _no_advice_text(plan: Plan) -> str:
     if plan.advice or plan.verdict != "does_not_fit" or not plan.advised or plan.memory.refused:
         return ""
     gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
-    return f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
+    ways = "less memory in use" if plan.target.held_by_others_bytes else "a smaller model, or more GPUs,"
+    return f"No change of flags that was tried makes it start on {gpus}; {ways} would."
 
 
 def _mini_bar_line(plan: Plan, style: Style) -> str:
@@ -331,28 +331,27 @@ def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
 
 def search_words(result: SearchAnswer) -> dict[str, Any]:
     """The sentences of a search by name: headline, number of settings weighed, what the best gives up, what to try."""
-    requests = "request" if result.goal.concurrency == 1 else "requests"
-    load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
-    weighed = f"{count(result.considered)} settings were weighed"
-    kept = f" Kept as given: {result.kept}." if result.kept else ""
+    load_text = f"{plural(round(result.goal.concurrency), 'request')} of {count(result.goal.context)} tokens"
+    kept = f"Kept as given: {result.kept}." if result.kept else ""
     if (best := result.best) is None:
         why = f"No setting holds {load_text}: {result.short_by}"
-        return {"headline": why, "weighed": f"{weighed}.{kept}", "next": result.next_step}
-    name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
+        return {"headline": why, "mark": "does_not_fit", "weighed": kept, "next": result.next_step}
+    name, gpu = short_model_name(best.target.model.name), best.target.gpu.name
     first = first_start_loss(best, result.goal.concurrency)
-    later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
-    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
-    lacks = result.one_gpu_lacks
-    verb = f"{name} needs {where} to hold" if lacks else f"{name} on {where} holds"
+    caveat = f" after the first start; {first[0]}" if first else ""
+    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else caveat
+    lacks, where = result.one_gpu_lacks, f"{best.target.gpus} x {gpu}"
+    says = f"1 x {gpu} does not hold {load_text}; {where} do, with {name}" if lacks else ""
     return plan_words(best) | {
-        "headline": f"{verb} {load_text}{caveat}.",
+        "headline": f"{says or f'{name} on {where} holds {load_text}'}{caveat}.",
+        "mark": "tight" if lacks or first else best.verdict,
         "one_gpu": f"One card is not enough: {lacks}." if lacks else "",
         "gives_up": f"It gives up: {_losses_text(best, result.losses)}.",
         "alternatives": [
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives
         ],
-        "weighed": f"{weighed}; policy {result.goal.policy}.{kept}",
+        "weighed": f"{count(result.considered)} settings were weighed; policy {result.goal.policy}. {kept}".rstrip(),
     }
 
 
@@ -382,17 +381,14 @@ def _tokens_per_s(plan: Plan) -> str:
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
     words = search_words(result)
-    names = ("one_gpu", "gives_up", "weighed") if result.best else ("weighed", "next")
-    remarks = [line for name in names for line in wrap(words[name], style.width, "  ")]
-    if result.best is None:
-        return "\n".join([*answer_lines("does_not_fit", words["headline"], style), *remarks]) + "\n"
-    text = paragraphs(
-        [*answer_lines(result.best.verdict, words["headline"], style), *remarks],
-        command_lines(ready_command(result.best), style),
-        [_body_text(result.best, style, result.goal.concurrency)],
-        _alternative_lines(result, style),
-    )
-    return f"{text}\n"
+    remarks = [words.get(name, "") for name in ("one_gpu", "gives_up", "weighed", "next")]
+    answer = [line for text in remarks for line in wrap(text, style.width, "  ")]
+    answer = [*answer_lines(words["mark"], words["headline"], style), *answer]
+    if (best := result.best) is None:
+        return "\n".join(answer) + "\n"
+    body, others = [_body_text(best, style, result.goal.concurrency)], _alternative_lines(result, style)
+    parts = (answer, command_lines(ready_command(best), style), body, others, note_lines(best.notes, style))
+    return f"{paragraphs(*parts)}\n"
 
 
 def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:

@@ -21,6 +21,7 @@ from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
 _ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
+_SIZE_ALONE = "tokens/s and an 8-bit KV cache need a card by its name (rtx4090, l4), not by its size alone"
 _TOGETHER_NOTE = "all decoding at this length at once; prompts between make it slower: size --users replays them"
 
 
@@ -335,12 +336,13 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         users = f"{plan.holds:.2f}" if plan.runs_at_once == plan.holds else f"{plan.runs_at_once:,}"
         pool = (users, f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         mark = style.paint("*", "orange") if given_up else ""
-        name, weights = style.paint(_card_name(each), "bold") + mark, gib(plan.layout.weights.bytes, 1)
+        weights = f"{'~' * plan.target.model.assumed}{gib(plan.layout.weights.bytes, 1)}"
+        name = style.paint(_card_name(each), "bold") + mark
         figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 5]
         rows.append((_marked_tight(name, plan, style), *figures))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 1)}"))
     yield from [""] if remarks else []
-    for remark, names in remarks.items():
+    for remark, names in sorted(remarks.items()):
         yield from wrap(f"{remark}: {', '.join(names)}", style.width, "  ", "    ")
 
 
@@ -355,9 +357,12 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield style.paint(f"  and {more} more: add a word like `qwen3`, --sort speed, or --json", "dim")
     if answer.fitting:
         yield ""
-        unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
-        speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
+        speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else _SIZE_ALONE
         order = "the most parameters first, which is no measure of quality; " if answer.order == "size" else ""
-        meaning = f"{order}users: requests of that length at once; longest: of one request; {speed}."
+        meaning = f"{order}users: requests of that length at once; longest: of one request, for sure; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.search.goal.concurrency > 1 else ""
+        if any(each.fit.plan and each.fit.plan.target.model.assumed for each in answer.fitting):
+            meaning += " ~: estimated, as the config of the checkpoint was not read."
         yield from wrap(meaning, style.width, "  ")
+    elif answer.search.gpu.source == "given by size":
+        yield from ("", *wrap(f"{_SIZE_ALONE}.", style.width, "  "))

@@ -101,6 +101,7 @@ class CardModel:
             "all_users_tokens_per_s": shared.as_json(self.users) if shared else None,
             "pooling": is_pooling(plan.args, plan.target.model) if plan else None,
             "gives_up": list(self.fit.losses),
+            "weights_assumed": plan.target.model.assumed if plan else None,
             "limiting": self.fit.limiting,
             "short_bytes": self.fit.short_bytes,
             "command": ready_command(plan) if plan else None,
@@ -176,8 +177,7 @@ def models_on_card(
     progress: Callable[[float], None] | None = None,
     order: str = "size",
 ) -> CardModels:
-    """Every model that the cards serve with the wanted users and context, and those too large for them. Models whose
-    weights take more than 1.5 times the cards' memory are left out."""
+    """Every model that the cards serve with the wanted load, and those too large, up to 1.5 times the cards' memory."""
     total = search.gpus * search.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, search, near, executor or ProcessExecutor(), progress)

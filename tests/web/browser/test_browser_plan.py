@@ -205,19 +205,19 @@ def test_a_wish_says_that_it_needs_more_cards_and_one_that_nothing_holds_leads_t
     page.wait_for_selector(".wishes .note.good, .wishes .note.fair")
     count = page.get_by_label("How many").input_value()
     assert int(count) > 1
-    assert f"needs {count} x NVIDIA L4 to hold" in page.inner_text(".wishes .note")
+    assert f"; {count} x NVIDIA L4 do, with" in page.inner_text(".wishes .note")
     page.goto(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&gpus=1&want_context=32768&want_users=64")
     page.get_by_role("button", name="Find the settings").click()
     page.wait_for_selector(".wishes .note.bad")
     page.get_by_role("link", name="Which models does this card hold for that?").click()
     fields = ["GPU", "How many", "Tokens for each user", "Users at once"]
     area = page.locator(".models-area")
-    assert [area.get_by_label(name).first.input_value() for name in fields] == ["l4", "1", "32768", "64"]
+    assert [area.get_by_label(name).first.input_value() for name in fields] == ["l4", "1", "32k", "64"]
     page.go_back()
     page.locator(".wishes").get_by_label("Users at once").fill("5")
     page.get_by_role("link", name="Models", exact=True).click()
     wait_until(page, "location.hash.includes('users=5')")
-    assert area.get_by_label("Tokens for each user").input_value() == "32768"
+    assert area.get_by_label("Tokens for each user").input_value() == "32k"
 
 
 def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page):
@@ -635,7 +635,8 @@ def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open
 def test_what_is_wrong_with_a_value_stands_beside_its_field(served, open_page, query, label, says):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&{query}", errors_are_fine=True)
     field = page.locator(
-        f"[aria-invalid=true]:is([aria-label='{label}'], .field:has(label:text-is('{label}')) *)"
+        f"[aria-invalid=true]:is([aria-label='{label}'], "
+        f".field:has(label:text-is('{label}'), label:has-text('{label} (')) *)"
     ).first
     field.wait_for()
     problem = page.locator(f"[id='{field.get_attribute('aria-describedby')}']")

@@ -21,10 +21,9 @@ _TYPES: dict[Kind, str] = {
 
 def models(request: dict[str, Any]) -> dict[str, Any]:
     """The bundled models: id, name, other ids, number of parameters and what each was quantized from."""
-    from legroom.facts.bundled import bundled_names, find
+    from legroom.facts.bundled import all_bundled
 
-    known = [model.as_json() for name in bundled_names() if (model := find(name))]
-    shown = ("name", "ids", "parameters", "quantized_from")
+    known, shown = [model.as_json() for model in all_bundled()], ("name", "ids", "parameters", "quantized_from")
     rows = [{"id": (row["ids"] or [row["name"]])[0], **{name: row[name] for name in shown}} for row in known]
     return {"models": rows}
 

@@ -33,11 +33,10 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     if want := request.get("want"):
         from legroom.api.plan_report import search
 
-        context, users = want.get("context"), float(want.get("users") or 1)
-        keep = bool(want.get("keep_model"))
+        wish, keep = (want.get("context"), float(want.get("users") or 1)), bool(want.get("keep_model"))
         with deployment_of_request(request) as deployment:
-            machine = machine_of_request(request)
-            found = search(deployment.args, deployment.release, machine, context, users, "balanced", keep_model=keep)
+            asked = deployment.args, deployment.release, machine_of_request(request)
+            found = search(*asked, *wish, "balanced", keep_model=keep)
             return found.json() | ({"words": search_words(found.answer)} if has_words else {})
     planned = plan_of_request(request, advice=request.get("advice", True))
     return plan_json(planned) | ({"words": plan_words(planned)} if has_words else {})
@@ -72,10 +71,9 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
     planned = plan_of_request(request, advice=False)
     names = ("part", "title", "bytes", "kind", "lines")
     rows: list[tuple[Any, ...]] = []
-    for part in layout_parts(planned.layout):
-        if (figure := part.figure) is not None:
-            lines = [_math_line(term.label, human_bytes(term.bytes), term.how) for term in figure.terms]
-            rows.append((part.key, part.name, figure.bytes, certainty_text(figure), lines))
+    for part, figure in ((part, part.figure) for part in layout_parts(planned.layout) if part.figure):
+        lines = [_math_line(term.label, human_bytes(term.bytes), term.how) for term in figure.terms]
+        rows.append((part.key, part.name, figure.bytes, certainty_text(figure), lines))
     kv = planned.memory.kv
     if kv.token_terms and kv.bytes_per_token:
         lines = [_math_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
@@ -183,8 +181,7 @@ def files(request: dict[str, Any]) -> dict[str, Any]:
     planned = plan_document(plan_of_request(request["plan"], advice=False))
     if not planned.fits:
         raise LegroomError("the planned server does not start", "plan one that does")
-    form = request["format"]
-    name = "prometheus.rules" if form == "prometheus" else f"deploy.{form}"
+    name = "prometheus.rules" if request["format"] == "prometheus" else f"deploy.{request['format']}"
     module = import_module(f"legroom.exports.{name}")
     return {"files": [asdict(file) for file in module.files(ExportRequest(planned.release, planned))]}
 

@@ -47,9 +47,8 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.lint.linter import LintOptions, lint_texts
 
     vllm = request.get("vllm")
-    any_release = vllm == "any"
-    release = known_release(vllm) if vllm and not any_release else None
-    options = LintOptions(release, None, frozenset(request.get("ignore", ())), any_release=any_release)
+    release = known_release(vllm) if vllm and vllm != "any" else None
+    options = LintOptions(release, None, frozenset(request.get("ignore", ())), any_release=vllm == "any")
     return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
 
 
