@@ -48,6 +48,11 @@ class Ledger:
         return outside if outside > self.total_bytes // _OWN_SHARE else 0
 
     @property
+    def shortage_bytes(self) -> int:
+        """What the failed allocation lacked; 0 where no size is printed."""
+        return max((self.wanted_bytes or 0) - (self.free_bytes or 0), 0)
+
+    @property
     def free_words(self) -> str:
         """`2.0 GiB were free`, or `less was free` where it is not printed."""
         return "less was free" if self.free_bytes is None else f"{gib(self.free_bytes)} were free"
