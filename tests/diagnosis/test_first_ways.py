@@ -316,3 +316,30 @@ def test_a_title_that_says_what_failed_counts_more_than_the_environment_below_it
         "PyTorch version: 2.6.0+cu124\nOS: Ubuntu 22.04\nNvidia driver version: 535.183.06\n"
     )
     assert first(text).cause != "driver_or_cuda_mismatch"
+
+
+def test_after_graphs_have_memory_the_profile_run_is_over() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.10 GiB. GPU 0 has a total capacity of 79.25 "
+        "GiB of which 1.01 GiB is free. Of the allocated memory 76.8 GiB is allocated by PyTorch, with 1.1 GiB allocated "
+        "in private pools (e.g., CUDA Graphs), and 300.00 MiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert first(text).cause == "runtime_activation_burst"
+
+
+def test_an_engine_that_died_was_serving_when_a_load_began() -> None:
+    text = (
+        "vLLM 0.7.1, 16 x H100: CUDA OOM a minute after the load started.\nAsyncEngineDeadError: Task finished "
+        "unexpectedly.\nCUDA out of memory. Tried to allocate 1.60 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+        "which 1.30 GiB is free.\n"
+    )
+    assert first(text).cause == "runtime_activation_burst"
+
+
+def test_a_note_of_another_library_is_no_refused_flag() -> None:
+    text = (
+        "(APIServer pid=7) The argument `trust_remote_code` is to be used with Auto classes. It has no effect here.\n"
+    )
+    assert not any(
+        finding.cause == "wrong_flag" for run in read_log([text.encode()], "log").runs for finding in run.findings
+    )

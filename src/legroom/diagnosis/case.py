@@ -182,7 +182,7 @@ class Case:
     @cached_property
     def was_ready(self) -> bool:
         """Whether the server had finished starting."""
-        if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line"):
+        if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line", "engine_dead"):
             return True
         # Old releases used as a library log nothing after the graphs, or in eager mode after the size of the pool.
         eager = self.startup.args.enforce_eager and self.engine.generation != "V1"
@@ -314,7 +314,8 @@ class Case:
             is_among_ranks = any(item.line > self.oom.line for item in self.all("profile_took", "profile_v0"))
             return "profile" if (is_above or is_first or is_among_ranks) and not self.was_ready else "serving"
         if site := self.computed_site or self._site_after_last_milestone(""):
-            return site
+            is_told = self.has("engine_dead") and all(item.is_told for item in self.milestones)
+            return "serving" if is_told and not self.computed_site else site
         # The first model step of a start is the profile run; only later ones find graphs with a pool.
         is_first = self.has("forward_frame") and self.has("start_told", "engine_start_failed") and not self.was_ready
         return "profile" if is_first and not (self.oom and self.oom.pools_bytes) else ""

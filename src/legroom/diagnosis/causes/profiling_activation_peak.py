@@ -56,8 +56,8 @@ def _strength(case: Case) -> Strength:
         return Strength.NONE
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
         return Strength.LIKELY  # no single weight is that large; a dummy batch through one layer is
-    if oom.pools_bytes and oom.wanted_bytes >= GIB:
-        return Strength.LIKELY  # after capture, one piece of a gigabyte: sequences x vocabulary, the sampler's warm-up
+    if oom.pools_bytes:
+        return Strength.POSSIBLE  # after capture: the profile run is over, and only the sampler's warm-up is left
     return Strength.USUAL
 
 
