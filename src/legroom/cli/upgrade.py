@@ -49,8 +49,7 @@ exit codes: 0 it starts on the other release, 1 it does not, 2 the call is wrong
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("where it runs")
-    add_machine_options(where)
+    add_machine_options(parser.add_argument_group("where it runs"))
     add_source_options(parser)
     server = parser.add_argument_group("a server that runs")
     server.add_argument("--url", metavar="URL", help="ask it for its release, model and settings")

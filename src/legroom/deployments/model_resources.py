@@ -49,8 +49,7 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
     requested = tuple(_parallelism_flags(workload))
     on_one_node = not own_templates and workload.get("worker") is None
-    passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
-    words = (*served, *passed_on, *given)
+    words = (*served, *(word for key, word in requested if not on_one_node or key == "tensor"), *given)
     place = document.source.place
     return StartedServer(
         "kubernetes",

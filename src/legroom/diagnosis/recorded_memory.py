@@ -110,8 +110,7 @@ def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox
             if item.id == "black_box_written":
                 records.append((item, read_record(Path(str(item.facts.get("path", ""))))))
             elif item.id == "black_box_printed":
-                start = item.window.find("{")
-                records.append((item, parse_record(item.window[start:])))
+                records.append((item, parse_record(item.window[item.window.find("{") :])))
         except LegroomError:
             continue  # deleted, or on another machine
     return records

@@ -120,8 +120,7 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
     if in_env and room >= GIB:
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)})
     elif "--kv-cache-memory-bytes" in flags_of(command.release):
-        whole_mib = room // MIB * MIB
-        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib})
+        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": room // MIB * MIB})
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
@@ -210,8 +209,7 @@ def find_remedy(
     and `ended` (in words) say how the server ended, where that is known without the log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
-    release = command.stated_release or None
-    hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
+    hints = Hints(line, None, gpus.name or None, gpus.count or None, command.stated_release or None)
     try:
         runs = read_log(pieces_of_file(str(log)), str(log), hints).runs
     except LegroomError:  # a server that is killed early has an empty log

@@ -183,8 +183,7 @@ class RestartBudget:
         """Counts a restart and returns the delay before it; None where the budget is spent."""
         if not self.remaining(now_s):
             return None
-        doublings = min(len(self._taken), 64)  # larger powers of two overflow a float
-        delay_s = min(self.first_delay_s * 2.0**doublings, MAX_RESTART_DELAY_S)
+        delay_s = min(self.first_delay_s * 2.0 ** min(len(self._taken), 64), MAX_RESTART_DELAY_S)
         self._taken.append(now_s)
         return delay_s
 

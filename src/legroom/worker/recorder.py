@@ -125,8 +125,7 @@ class BlackBoxRecorder:
     def record_now(self) -> None:
         """Write a black box on request: the current state, and the stack of the main thread."""
         try:
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            frames = list(stack.with_callers(main))
+            frames = list(stack.with_callers(sys._current_frames().get(threading.main_thread().ident or 0)))
             self._record("asked", black_box.FailedRequest(frames=stack.stack_frames(frames)), frames)
         except BaseException as error:
             _log_failure(error)

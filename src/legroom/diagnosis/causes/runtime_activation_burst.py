@@ -46,8 +46,7 @@ def _strength(case: Case) -> Strength:
         return Strength.SHOWN
     if case.site or case.has("engine_start_failed", "start_told"):
         return Strength.NONE
-    is_started = case.oom is not None and case.oom.pools_bytes  # graphs had a pool: the start was over
-    return Strength.SUGGESTED if is_started else Strength.POSSIBLE
+    return Strength.SUGGESTED if case.oom is not None and case.oom.pools_bytes else Strength.POSSIBLE
 
 
 def steps_ran(case: Case) -> bool:

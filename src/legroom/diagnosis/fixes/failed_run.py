@@ -314,8 +314,7 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
             if hints.gpu:
                 raise
     if card is None and total:
-        is_npu = case.oom is not None and case.oom.platform == "NPU"
-        card = None if is_npu else _card_of_total(total)
+        card = None if case.oom is not None and case.oom.platform == "NPU" else _card_of_total(total)
         card = card or known_gpu(f"{total / GIB:.2f}GiB")
     if card is None or not total:
         return card

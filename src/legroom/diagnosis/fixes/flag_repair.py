@@ -109,8 +109,7 @@ def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
         return None
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
     why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
-    env = {_CPU_SPACE_VARIABLE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env)
+    return Fix("kv_cache_memory_bytes", why, env={_CPU_SPACE_VARIABLE: str(space)})
 
 
 def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | None:

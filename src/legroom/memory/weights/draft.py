@@ -36,8 +36,7 @@ def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iter
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else (_with_dense_feedforward(model.layers[-1], model),)
-    states = EAGLE3_STATES if method == "eagle3" else 2
-    yield Module("draft", "fc", hidden, states * model.hidden_size)
+    yield Module("draft", "fc", hidden, (EAGLE3_STATES if method == "eagle3" else 2) * model.hidden_size)
     for layer in layers:
         yield from _draft_layer(hidden, layer, shape, ranks)
     if method == "eagle3":
