@@ -165,8 +165,7 @@ def last_lines(path: Path, count: int) -> list[str]:
         return []
 
 
-_PIECE_BYTES = 1 << 16
-"""Read at once, and the longest line that is kept whole."""
+_PIECE_BYTES = 1 << 16  # Read at once, and the longest line that is kept whole.
 BATCH_S = 0.1
 """How long output of a running server is collected before it is forwarded: ten wake-ups a second at most."""
 _MUCH_BYTES = 1 << 12

@@ -25,8 +25,7 @@ from legroom.render.upgrade_text import upgrade_text
 from legroom.vllm.args import ServeArgs
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
-_POOL_OFF = 0.05
-"""A planned pool that differs by more than 5 % was planned without some flag of the server."""
+_POOL_OFF = 0.05  # A planned pool that differs by more than 5 % was planned without some flag of the server.
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
 USAGE = "legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]"

@@ -18,8 +18,7 @@ _SWITCHES = frozenset(read_data("file_formats.json")["container_switches"])
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION, _COMPANION = pattern("container_images.named_version"), pattern("container_images.companion")
-_PROJECT = "vllm-project/"
-"""An organization with many images besides vLLM's."""
+_PROJECT = "vllm-project/"  # An organization with many images besides vLLM's.
 _OWN_VERSIONS = pattern("container_images.own_versions")
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
 _VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")

@@ -15,8 +15,7 @@ from legroom.facts import pattern
 from legroom.records import dataclass, field
 
 _ACTION, _TOKEN = pattern("helm_chart.action"), pattern("helm_chart.token")
-_UNKNOWN = object()
-"""What only the cluster, the release or a missing file tells."""
+_UNKNOWN = object()  # What only the cluster, the release or a missing file tells.
 _DROPPED = " # {{ }}"
 """Stands for unknown lines, with which the result stays a template; OPEN_WORD for an unknown value."""
 _OF_METADATA = pattern("helm_chart.of_metadata")

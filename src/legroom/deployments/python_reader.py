@@ -33,8 +33,7 @@ _MODAL_GPU = re.compile(r"""\bgpu\s*=\s*["']([A-Za-z][\w-]*)(?::(\d+))?["']""")
 _KEPT_BY_MODAL = pattern("python_reader.kept_by_modal")
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
-_UNKNOWN = "$value"
-"""Stands for a value that is known only when the program runs."""
+_UNKNOWN = "$value"  # Stands for a value that is known only when the program runs.
 
 
 def python_subjects(source: Text) -> tuple[Subject, ...]:

@@ -418,8 +418,7 @@ _FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile
 
 _V0_PATHS = ("vllm/worker/", "vllm/executor/", "model_executor/layers/sampler.py", "vllm/spec_decode/")
 """Modules of the V0 engine that the V1 engine does not use."""
-_LABELS = ("EngineCore", "APIServer")
-"""Process names that vLLM itself puts in front of a line."""
+_LABELS = ("EngineCore", "APIServer")  # Process names that vLLM itself puts in front of a line.
 
 
 @dataclass(frozen=True, slots=True)

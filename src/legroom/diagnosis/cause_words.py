@@ -25,16 +25,12 @@ _SHORTEST_STEM = 3
 _FEW_WORDS_LENGTH = 10.0
 """Two words that are in one text of fifty have this length: so little tells half of what it would."""
 _PRINTED = ("failure", "host", "exception", "frame", "echo", "milestone", "once", "stats", "banner", "symptom")
-_FEWEST_WORDS = 6
-"""Of 2,852 descriptions 99 in 100 have more words."""
-_MOST_CHARS = 20_000
-"""Twenty times the longest of them: more is a log of some other program."""
+_FEWEST_WORDS = 6  # Of 2,852 descriptions 99 in 100 have more words.
+_MOST_CHARS = 20_000  # Twenty times the longest of them: more is a log of some other program.
 _QUOTED_CHARS = 100
 _CLAUSE_END = re.compile(r"(?<=[.!?;] )|(?<=[。！？；])")
-_FEW_CONCEPTS = 4
-"""One concept alone has the length 1 / sqrt(5), ten have 0.85 together."""
-_TITLE_COUNTS = 3
-"""As often a word of the first line counts: of 21 pasted reports 18 were read right instead of 15."""
+_FEW_CONCEPTS = 4  # One concept alone has the length 1 / sqrt(5), ten have 0.85 together.
+_TITLE_COUNTS = 3  # As often a word of the first line counts: of 21 pasted reports 18 were read right instead of 15.
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,12 @@ from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
-_OF_VLLM = message_group("of_vllm")
-"""Messages that no other program prints, but its forks."""
+_OF_VLLM = message_group("of_vllm")  # Messages that no other program prints, but its forks.
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
-_ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
-"""vLLM by name, or a flag of it."""
+_ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")  # vLLM by name, or a flag of it.
 _NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm")
-_LEVEL_CHARS = 160
-"""The logger's level stands within this many characters of a line."""
+_LEVEL_CHARS = 160  # The logger's level stands within this many characters of a line.
 
 
 def other_engine(case: Case) -> Evidence | None:

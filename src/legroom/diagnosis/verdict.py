@@ -431,8 +431,7 @@ def _missing_lines(case: Case) -> list[str]:
     return needed
 
 
-_USUALLY_BUGS = frozenset({"leak_over_time"})
-"""Causes that usually are bugs."""
+_USUALLY_BUGS = frozenset({"leak_over_time"})  # Causes that usually are bugs.
 _MAX_BUGS = 2
 
 

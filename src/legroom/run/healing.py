@@ -33,10 +33,8 @@ from legroom.vllm_logs.log_sources import pieces_of_file
 
 HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY = "host_ram_oom", "LR501"
 _CERTAIN = 0.97
-_CPU_PROCESSES = 3
-"""API server, engine core and worker of the CPU build."""
-_SPARE = 0.05
-"""Share of a memory limit for file pages and kernel buffers, which the estimate leaves out."""
+_CPU_PROCESSES = 3  # API server, engine core and worker of the CPU build.
+_SPARE = 0.05  # Share of a memory limit for file pages and kernel buffers, which the estimate leaves out.
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,7 @@ _LAST_LINES, _LONGEST_WORDS = 10, 300
 _NAMED_LENGTHS = ("kv_tokens_short", "estimated_max_len")
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\s*warnings\.warn\(")
-_NEVER_CHANGED = frozenset({"model"})
-"""Settings that a fix must not change."""
+_NEVER_CHANGED = frozenset({"model"})  # Settings that a fix must not change.
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
 """Evidence that the catalog's entry of `not_memory` describes; other failures have no entry of their own."""
 Tried = tuple[Sequence[str], Mapping[str, str]]

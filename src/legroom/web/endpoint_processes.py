@@ -21,8 +21,7 @@ from legroom.records import dataclass
 from legroom.web.endpoints import BadRequest, answer, error_document
 from legroom.web.schemas import check_request
 
-_MAX_LOG_IN_MEMORY_BYTES = 16 << 20
-"""A longer log goes to a worker through a temporary file."""
+_MAX_LOG_IN_MEMORY_BYTES = 16 << 20  # A longer log goes to a worker through a temporary file.
 _request_numbers = count(1)
 
 

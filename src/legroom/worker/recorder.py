@@ -36,19 +36,13 @@ from legroom.worker.worker_memory import (
 
 LOG = logging.getLogger("legroom.worker")
 FOLDER = "LEGROOM_BLACKBOX_DIR"
-_RECENT = 60
-"""Readings kept as they come: five minutes at five seconds each."""
-_EARLIER = 240
-"""Readings of a minute each before those: four hours."""
-_MOST_RECORDS = 5
-"""Of one process: a server that survives each failure would fill the disk."""
-_MOST_FILES = 50
-"""In one folder, of all servers; the oldest are removed."""
-_SAME_FAILURE_S = 120.0
-"""A log entry within this time after a failed allocation is about the same failure."""
+_RECENT = 60  # Readings kept as they come: five minutes at five seconds each.
+_EARLIER = 240  # Readings of a minute each before those: four hours.
+_MOST_RECORDS = 5  # Of one process: a server that survives each failure would fill the disk.
+_MOST_FILES = 50  # In one folder, of all servers; the oldest are removed.
+_SAME_FAILURE_S = 120.0  # A log entry within this time after a failed allocation is about the same failure.
 _MESSAGE_CHARS = 2000
-_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
-"""In the message of PyTorch's CPU allocator."""
+_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")  # In the message of PyTorch's CPU allocator.
 _SHORT_FRAMES = 5
 
 

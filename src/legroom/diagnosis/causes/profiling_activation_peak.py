@@ -23,8 +23,7 @@ from legroom.diagnosis.fixes.step_savings import (
 )
 from legroom.units import GIB, gib, human_bytes
 
-_V0_MEDIA_LENGTH = 32768
-"""Two images of the most tokens that Qwen-VL makes of one (16,384)."""
+_V0_MEDIA_LENGTH = 32768  # Two images of the most tokens that Qwen-VL makes of one (16,384).
 _DUMMY_IMAGES = "The V0 engine profiles max_num_seqs sequences with all their images at once."
 
 

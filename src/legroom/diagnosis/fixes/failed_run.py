@@ -73,8 +73,7 @@ class KnownDeployment:
     """The card's total is computed from other figures of the log."""
 
 
-_NOT_REPEATED = ("unknown", "removed", "not_yet")
-"""Problems of a flag for which it is left out of a command."""
+_NOT_REPEATED = ("unknown", "removed", "not_yet")  # Problems of a flag for which it is left out of a command.
 
 
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:

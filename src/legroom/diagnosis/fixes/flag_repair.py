@@ -150,8 +150,7 @@ def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     return Fix("limit_multimodal", why, flags=flags, trades="larger or more media are scaled or refused")
 
 
-_MEGAPIXEL = 1003520
-"""1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
+_MEGAPIXEL = 1003520  # 1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image.
 
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""

@@ -10,8 +10,7 @@ from legroom.memory.weights.module import Module, Ranks
 from legroom.units import cdiv
 from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 
-_EAGLE_VOCABULARY = 32000
-"""draft_vocab_size of the published EAGLE-3 heads for Llama."""
+_EAGLE_VOCABULARY = 32000  # draft_vocab_size of the published EAGLE-3 heads for Llama.
 EAGLE3_STATES = 3
 """Hidden states of the target model that an EAGLE-3 head reads."""
 

@@ -77,10 +77,8 @@ def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettin
     yield Module("lora", "indices", 14 * settings.max_num_batched_tokens, dtype="float32")
 
 
-_ATTENTION_SCALARS = 4
-"""vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator."""
-_QUANTIZED_SCALARS = 5
-"""Further scales of methods with a KV cache method (BaseKVCacheMethod)."""
+_ATTENTION_SCALARS = 4  # vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator.
+_QUANTIZED_SCALARS = 5  # Further scales of methods with a KV cache method (BaseKVCacheMethod).
 _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 

@@ -29,8 +29,7 @@ _PER_POD_FLAGS = frozenset(
     }
 )
 """Flags whose value differs for each pod."""
-_NOT_HEADLESS = frozenset({"--api-server-count"})
-"""Flags that vLLM refuses with --headless."""
+_NOT_HEADLESS = frozenset({"--api-server-count"})  # Flags that vLLM refuses with --headless.
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
 """PyTorch's default timeouts of collectives, for NCCL and gloo."""
 _EXECUTOR = "--distributed-executor-backend"
