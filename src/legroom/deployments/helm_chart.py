@@ -71,8 +71,7 @@ class _Block:
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
-    """The text of a template of a chart, rendered with the chart's own values; None for other files and if
-    unreadable."""
+    """A chart's template, rendered with the chart's own values; None for other files and if unreadable."""
     root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
     values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
     if root is None or values is None:

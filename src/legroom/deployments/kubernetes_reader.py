@@ -68,8 +68,7 @@ def is_kubernetes(document: Node) -> bool:
 
 
 def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
-    """The servers and commands of a manifest's containers (GPUs: of a whole LeaderWorkerSet group); `config_maps`: the
-    file's, by name."""
+    """A manifest's servers and commands (GPUs: a whole LeaderWorkerSet group's); `config_maps`: the file's, by name."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself

@@ -35,8 +35,7 @@ def model_resource_servers(document: Node) -> Iterator[StartedServer]:
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
-    """The server that KServe's template, or the user's (`own_templates`), starts; None if the container has a
-    command."""
+    """The server that KServe's template, or the user's (`own_templates`), starts; None if there is a command."""
     pod = workload.get("template") or workload
     container = next((each for each in pod.list("containers") if each.text("name") == "main"), None)
     if container is not None and container.get("command") is not None:

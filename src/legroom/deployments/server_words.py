@@ -17,7 +17,6 @@ _API_SERVER_FILE = "entrypoints/openai/api_server.py"
 _ONLY_VLLMS = pattern("linted_parts.vllm_flag")  # Flags that no other program has.
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
-
 DYNAMO = "dynamo.vllm"
 """Dynamo's worker; its other modules start no engine."""
 KSERVE = "KServe's Hugging Face runtime"

@@ -42,7 +42,10 @@ class WordEvidence:
 
     def proof(self, cause: str) -> Evidence:
         """The line whose words favour this cause most; `clause` quotes its part that says half of it, if one does."""
-        gains = _gains(self.vector, cause)
+        fitted = _classifier()
+        at = fitted.causes.index(cause)
+        mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in self.vector}
+        gains = {token: share * (fitted.weights[token][at] - mean[token]) for token, share in self.vector.items()}
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
         quotes = [quote for part in _CLAUSE_END.split(line) for quote in wrap(part, _QUOTED_CHARS)]
@@ -159,14 +162,6 @@ def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
     )
     scores = [start + sum(column) for start, column in zip(fitted.intercepts, columns, strict=True)]
     return {cause: math.exp(score - max(scores)) for cause, score in zip(fitted.causes, scores, strict=True)}
-
-
-def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
-    """Word or concept -> how much more it speaks for this cause than for the average of all causes."""
-    fitted = _classifier()
-    at = fitted.causes.index(cause)
-    mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}
-    return {token: share * (fitted.weights[token][at] - mean[token]) for token, share in vector.items()}
 
 
 def _gain_of(line: str, gains: Mapping[str, float]) -> float:

@@ -55,10 +55,9 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
         is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
-        is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank", "connection_refused")
-        is_vague = is_vague or kind.id.startswith("asks_")
+        is_asked = kind.id.startswith("asks_") or evidence.id in ("hang_told", "stale_rank", "connection_refused")
         line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
-        key = (is_informational(evidence) or is_vague, line, number)
+        key = (is_informational(evidence) or is_nvls or is_asked, line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None

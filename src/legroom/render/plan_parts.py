@@ -82,7 +82,6 @@ _FAMILIES = {
     "unknown": "unnamed",
 }
 
-
 _RARE: Mapping[str, str] = {
     "release": "vLLM {}",
     "gpus": "{} GPUs",

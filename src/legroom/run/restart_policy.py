@@ -47,8 +47,7 @@ class ServerExit:
 
 
 def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """The run history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is
-    applied."""
+    """The history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is applied."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
@@ -183,7 +182,8 @@ class RestartBudget:
         """Counts a restart and returns the delay before it; None where the budget is spent."""
         if not self.remaining(now_s):
             return None
-        delay_s = min(self.first_delay_s * 2.0 ** min(len(self._taken), 64), MAX_RESTART_DELAY_S)
+        doublings = min(len(self._taken), 64)  # larger powers of two overflow a float
+        delay_s = min(self.first_delay_s * 2.0**doublings, MAX_RESTART_DELAY_S)
         self._taken.append(now_s)
         return delay_s
 

@@ -159,7 +159,6 @@ _CONFIG_CLASSES = {
     "fp_quant": "FPQuantConfig",
 }
 
-
 _EXPERT_METHODS = {
     "awq": ("AutoAWQMoEMethod", "AWQMarlinMoEMethod"),
     "gptq": ("AutoGPTQMoEMethod", "GPTQMarlinMoEMethod"),

@@ -169,7 +169,6 @@ def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
 _FEWEST_WORDS_BEFORE = 4
 """A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
-
 _COVERED_BY = covered_messages()  # Messages that say less than another of the same line, by the other's id.
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""

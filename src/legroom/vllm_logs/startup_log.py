@@ -256,10 +256,8 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
             id_ = "weights_too_big"
         elif before & {"kv_tokens", "gpu_blocks", "max_concurrency"}:
             id_ = "cudagraph_capture_oom"
-        elif "available_kv" in before:
-            id_ = "kv_allocation_oom"
         else:
-            id_ = "profiling_activation_peak"
+            id_ = "kv_allocation_oom" if "available_kv" in before else "profiling_activation_peak"
     elif id_ == "sampler_warmup_oom":
         id_ = "cudagraph_capture_oom"
     available = "free_bytes" if id_ == "free_memory_lt_requested" else "available_bytes"

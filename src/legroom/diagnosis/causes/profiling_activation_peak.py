@@ -100,9 +100,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if is_pool_oversized(case):
         share = {"gpu_memory_utilization": round(planner.utilization * 3 / 4, 2)}
         why = f"How much of the pool was still to come is not printed: three quarters of {planner.utilization:g}."
-        trades = "a smaller KV pool"
         # What the plan says of the pool is what did not hold here.
-        yield Fix("lower_util", why, share, trades=trades, is_unplanned=True)
+        yield Fix("lower_util", why, share, trades="a smaller KV pool", is_unplanned=True)
         yield _fewer_sequences(planner)
         return
     if case.site == "warmup" or case.has("hbm_oom"):

@@ -46,7 +46,8 @@ def _strength(case: Case) -> Strength:
         return Strength.SHOWN
     if case.site or case.has("engine_start_failed", "start_told"):
         return Strength.NONE
-    return Strength.SUGGESTED if case.oom is not None and case.oom.pools_bytes else Strength.POSSIBLE
+    is_started = case.oom is not None and case.oom.pools_bytes  # graphs had a pool: the start was over
+    return Strength.SUGGESTED if is_started else Strength.POSSIBLE
 
 
 def steps_ran(case: Case) -> bool:

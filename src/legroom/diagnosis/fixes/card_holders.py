@@ -66,8 +66,7 @@ def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
 
 def listed_programs(case: Case) -> list[str]:
     """`NAME with SIZE` of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
-    listed = _other_programs(case)
-    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in listed]
+    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in _other_programs(case)]
 
 
 def _steps_of_programs(case: Case) -> list[str]:

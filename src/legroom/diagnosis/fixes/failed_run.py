@@ -341,8 +341,7 @@ def other_card_notes(case: Case, hints: Hints | None) -> tuple[str, ...]:
 def _card_of_total(total: int) -> Gpu | None:
     """The card that reports this many total bytes; None where none does or cards of several compute capabilities do."""
     near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
-    capabilities = {card.compute_capability for card in near}
-    return near[0] if near and len(capabilities) == 1 else None
+    return near[0] if near and len({card.compute_capability for card in near}) == 1 else None
 
 
 def _printed_total_bytes(case: Case) -> int | None:

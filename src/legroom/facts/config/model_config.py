@@ -151,8 +151,7 @@ def _rope_parameters(text: _TextConfig) -> Iterator[Mapping[str, Any]]:
         rope = text.get(key)
         if not isinstance(rope, Mapping):
             continue
-        inner = [value for value in rope.values() if isinstance(value, Mapping)]
-        yield from inner or [rope]
+        yield from [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
         return
 
 

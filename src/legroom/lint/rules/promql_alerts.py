@@ -298,7 +298,8 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
         suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
         found = finding("alert-full-pool", alert.locate(0), message, suggestion)
         limits = [each.number for operand in firing for each in operand.comparisons() if not each.scaled]
-        yield replace(found, severity="note") if limits and max(limits) < _NEARLY_FULL else found
+        is_early = bool(limits) and max(limits) < _NEARLY_FULL  # it may be meant as a sign of load
+        yield replace(found, severity="note") if is_early else found
 
 
 def _lead(alert: Expression) -> str:

@@ -11,7 +11,6 @@ _HOUR_S = 3600.0
 _MIN_POINTS = 12  # An hour at one point in five minutes.
 _GAP_S = 1800.0  # A gap of six points: the server may have been another one before it.
 
-
 MemorySeries = tuple[Sequence[tuple[float, float]], str]
 """(time, bytes) points and a phrase that names them."""
 

@@ -58,7 +58,6 @@ GUARD_REASONS = {"queue_full": "refused", "queue_timeout": "timed_out"}
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")  # Ray and some collectors rewrite the colon.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # Control characters, which would move a terminal's cursor.
 
-
 _LABEL_SET = re.compile(rb'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?')
 
 

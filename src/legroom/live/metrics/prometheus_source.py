@@ -37,7 +37,6 @@ _META = re.compile(r"([\\.+*?()|\[\]{}^$])")
 """Characters to escape for Go's regexp. With more escaped, as re.escape does, Prometheus skips its index."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
-
 _T = TypeVar("_T")
 _Rows = list[tuple[dict[str, str], float]]
 _Answer = tuple[_Rows, float | None]  # The rows of a query and its evaluation time; None in an empty result.

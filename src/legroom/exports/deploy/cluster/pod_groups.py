@@ -13,7 +13,6 @@ from legroom.exports.deploy.yaml_text import Commented, manifest
 LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
 
-
 LEAST_VERSION = "0.8.0"
 """The first LeaderWorkerSet release with volumeClaimTemplates."""
 _LONGEST_NAME = 46
