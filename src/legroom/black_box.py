@@ -20,8 +20,7 @@ PREFIX = "legroom-blackbox-"
 MAX_BYTES = 1_000_000
 """A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
 MAX_READ_BYTES = 4 * MAX_BYTES
-_BEYOND = 1 << 63
-"""Exclusive upper bound of byte counts, token counts and times in a record."""
+_BEYOND = 1 << 63  # Exclusive upper bound of byte counts, token counts and times in a record.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control and bidirectional characters, except newlines."""
 

@@ -65,8 +65,7 @@ def masked(value: Any) -> Any:
 
 def _without_value(match: re.Match[str]) -> str:
     """A matched `name=value`, the value masked where the name is that of a secret."""
-    hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
-    return f"{match[1]}{HIDDEN}" if hidden else match[0]
+    return f"{match[1]}{HIDDEN}" if is_secret(match[2]) or match[2].lower() in _SIGNATURES else match[0]
 
 
 def is_secret_json_key(name: str) -> bool:

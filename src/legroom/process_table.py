@@ -11,7 +11,6 @@ _PPID, _USER, _SYSTEM, _STARTED, _RESIDENT, _EXIT_STATUS = 1, 11, 12, 19, 21, 49
 """Fields of /proc/PID/stat after the name in brackets: parent, user and system CPU time, start time, resident pages,
 wait status."""
 
-
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT, _PIDFD_INFO = 0xC040FF0B, 1 << 3, struct.Struct("Q52xi")
 """The ioctl on a pidfd, the bit that asks for the wait status, and the mask and the status in its 64 bytes."""
 
@@ -21,11 +20,8 @@ ProcessTable = dict[int, tuple[int, int, bool]]
 
 def process_table() -> ProcessTable:
     """Pid -> (parent's pid, start ticks, whether it lives) of every process."""
-    table: ProcessTable = {}
-    for name in _all_pids():
-        if (fields := _stat_fields(name)) is not None:
-            table[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
-    return table
+    stats = ((int(name), _stat_fields(name)) for name in _all_pids())
+    return {pid: (int(of[_PPID]), int(of[_STARTED]), of[0] not in "ZX") for pid, of in stats if of is not None}
 
 
 def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, int]:

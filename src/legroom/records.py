@@ -122,9 +122,7 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
     def equal(self: Any, other: Any) -> Any:
         """`__eq__`: only a record of the same class can be equal, by its compared fields."""
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return compared(self) == compared(other)
+        return compared(self) == compared(other) if other.__class__ is self.__class__ else NotImplemented
 
     def hashed_fields(self: Any) -> int:
         """`__hash__`, over the fields that are hashed or, where a field does not say, compared."""

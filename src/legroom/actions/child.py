@@ -18,8 +18,7 @@ from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
-_KILLED = signal.SIGKILL.value
-"""The wait status of a process that SIGKILL ended."""
+_KILLED = signal.SIGKILL.value  # The wait status of a process that SIGKILL ended.
 
 
 class Child:

@@ -159,15 +159,13 @@ def last_lines(path: Path, count: int) -> list[str]:
     """The last `count` lines of a file, as far as its last 64 KiB hold them; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _PIECE_BYTES, 0))
+            file.seek(max(file.seek(0, os.SEEK_END) - _PIECE_BYTES, 0))
             return file.read().decode("utf-8", "replace").splitlines()[-count:]
     except OSError:
         return []
 
 
-_PIECE_BYTES = 1 << 16
-"""Read at once, and the longest line that is kept whole."""
+_PIECE_BYTES = 1 << 16  # Read at once, and the longest line that is kept whole.
 BATCH_S = 0.1
 """How long output of a running server is collected before it is forwarded: ten wake-ups a second at most."""
 _MUCH_BYTES = 1 << 12

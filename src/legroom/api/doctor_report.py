@@ -32,8 +32,7 @@ _RANKS: tuple[Rank, ...] = ("wrong", "watch", "not read")
 _SERVER = re.compile(r"(\S*/)?(python[\d.]*( -[^m]\S*)* (-m vllm\.entrypoints\.|(\S*/)?vllm serve )|vllm serve )")
 """The command line of a server: vLLM's program, or an interpreter with it or with its API server's module."""
 _MOST_LINES = 10
-_SCRAPE_GAP_S = 0.2
-"""Three scrapes of a server take less than half a second."""
+_SCRAPE_GAP_S = 0.2  # Three scrapes of a server take less than half a second.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from legroom.planning.search_space import CapacityGoal
     from legroom.planning.sizing import Fit
 
-
 _GOAL = ("context", "concurrency", "policy")
 
 

@@ -58,8 +58,7 @@ def _validate_catalog(args: argparse.Namespace) -> int:
 def _export_entries(args: argparse.Namespace) -> int:
     """Write entries as dead-end records to stdout or a file; returns the exit code."""
     every = entries()
-    chosen = [entry(name) for name in args.ids] if args.ids else list(every)
-    records = records_of(chosen, every)
+    records = records_of([entry(name) for name in args.ids] if args.ids else list(every), every)
     document: Any = records[0] if len(args.ids) == 1 else records
     if args.output is None:
         print_json(document)

@@ -222,8 +222,7 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     # The exported server does not inherit this shell's environment.
     deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    machine = shared_options.described_machine(args, deployment)
-    planned = plan_deployment(deployment, machine, advice=False)
+    planned = plan_deployment(deployment, shared_options.described_machine(args, deployment), advice=False)
     if args.file and args.module.NAME == "kubernetes":
         note(f"these objects have names of their own: applied beside {args.file}, they are a second server")
     document = plan_document(planned)

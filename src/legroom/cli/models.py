@@ -29,7 +29,6 @@ Any other model is read from the Hugging Face Hub by its id, or from a folder wi
 exit codes: 0 something matches (and fits), 1 nothing does
 """
 
-
 _NO_SUCH_NAME = "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json.\n"
 
 

@@ -14,8 +14,7 @@ from legroom.verify.node_preflight import preflight, read_node_state
 __all__ = ["add_options", "parse", "run"]
 
 _LOG = "/dev/termination-log"
-_MAX_LOG_CHARACTERS = 2_000
-"""Kubernetes keeps 4,096 bytes, and a character may take two."""
+_MAX_LOG_CHARACTERS = 2_000  # Kubernetes keeps 4,096 bytes, and a character may take two.
 USAGE = "legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]"
 DESCRIPTION = """\
 Check a server's command against the node it is on: the GPUs, by name and number, and what is free of them, the driver,

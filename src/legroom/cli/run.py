@@ -97,24 +97,19 @@ def run(args: argparse.Namespace) -> int:
         for line in (head + prepared["expected"]["text"], *prepared["notes"]):
             announcer.say(line)
         if not args.dry_run:
-            return _run_supervisor(options, prepared, announcer, args.json)
+            if not args.json:
+                return Supervisor(options, prepared, announcer.say).run()
+            supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
+            code = supervisor.run()
+            last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
+            ended = {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
+            print_json(_first_command_json(prepared) | last | ended)
+            return code
         if args.json:
             print_json(_first_command_json(prepared))
         else:
             print(prepared["line"])
         return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
-
-
-def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
-    """Runs vLLM under supervision until it ends and returns its exit code; with `as_json` prints a document then."""
-    if not as_json:
-        return Supervisor(options, prepared, announcer.say).run()
-    supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
-    code = supervisor.run()
-    last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
-    ended = {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
-    print_json(_first_command_json(prepared) | last | ended)
-    return code
 
 
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,15 +47,10 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
             values = action.nargs if isinstance(action.nargs, int) else 1
             own += before[position : position + values]
             position += values
-    _refuse_options_of_others([word for word in rest if word.startswith("--")])
-    return own, rest, after
-
-
-def _refuse_options_of_others(words: Sequence[str]) -> None:
-    """Raises LegroomError for options that only another command of legroom has; the hint names what to use here."""
-    if wishes := [word for word in words if word in WISHES]:
+    if wishes := [word for word in rest if word in WISHES]:  # options that only another command of legroom has
         hints = dict.fromkeys(WISHES[word] for word in wishes)
         raise LegroomError(f"this command has no {' or '.join(wishes)}", "; ".join(hints))
+    return own, rest, after
 
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:

@@ -175,9 +175,7 @@ def run(args: argparse.Namespace) -> int:
         lambda: {**timeline.as_json(), **load.as_json(), **({"disaggregation": pools.as_json()} if pools else {})},
         lambda style: timeline_text(timeline, load, style) + (disaggregation_text(pools) if pools else ""),
     )
-    if timeline.interrupted:
-        return INTERRUPTED
-    return OK if load.is_held else ANSWER_IS_NO
+    return INTERRUPTED if timeline.interrupted else OK if load.is_held else ANSWER_IS_NO
 
 
 def _goal_of_options(args: argparse.Namespace, trace: Trace) -> Goal:
@@ -249,9 +247,7 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal
     would_hold = {"would_hold": [fleet.as_json(words) for fleet, words in with_commands]}
     document = {**choice.as_json(), "command": command, **would_hold}
     print_answer(args.json, document, lambda style: choice_text(choice, trace, command, with_commands, style) + "\n")
-    if choice.interrupted:
-        return INTERRUPTED
-    return OK if choice.holds else ANSWER_IS_NO
+    return INTERRUPTED if choice.interrupted else OK if choice.holds else ANSWER_IS_NO
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 _PORT = 8400
 _TOKEN_VARIABLE = "LEGROOM_API_TOKEN"
-_WATCH_PACKAGES = ("aiohttp", "psutil")
-"""What `--watch` needs beyond `legroom[ui]`."""
+_WATCH_PACKAGES = ("aiohttp", "psutil")  # What `--watch` needs beyond `legroom[ui]`.
 USAGE = "legroom ui [--port N] [--watch URL ...] | --api-only [--workers N] [--timeout S] | --static DIR"
 DESCRIPTION = """\
 Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says

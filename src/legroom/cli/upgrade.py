@@ -25,8 +25,7 @@ from legroom.render.upgrade_text import upgrade_text
 from legroom.vllm.args import ServeArgs
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
-_POOL_OFF = 0.05
-"""A planned pool that differs by more than 5 % was planned without some flag of the server."""
+_POOL_OFF = 0.05  # A planned pool that differs by more than 5 % was planned without some flag of the server.
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
 USAGE = "legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]"
@@ -49,8 +48,7 @@ exit codes: 0 it starts on the other release, 1 it does not, 2 the call is wrong
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("where it runs")
-    add_machine_options(where)
+    add_machine_options(parser.add_argument_group("where it runs"))
     add_source_options(parser)
     server = parser.add_argument_group("a server that runs")
     server.add_argument("--url", metavar="URL", help="ask it for its release, model and settings")

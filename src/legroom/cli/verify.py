@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             report = (verification_html if kind in (".html", ".htm") else verification_text)(verification)
         write_file(args.report, report, "report")
-    if verification.interrupted:
-        return INTERRUPTED
-    return OK if verification.ok else ANSWER_IS_NO
+    return INTERRUPTED if verification.interrupted else OK if verification.ok else ANSWER_IS_NO
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:

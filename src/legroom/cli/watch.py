@@ -228,19 +228,24 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
     """The configuration of --config, else the default, with the servers and settings of the other options."""
     from legroom.sidecar import watch_config
 
-    token = _bearer_token(args)
+    where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
+    if args.token_file:
+        where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")
+    if not token.strip().isprintable():
+        raise LegroomError(f"the token of {where} has characters that no header may have", "one line, nothing else")
+    bearer = token.strip() or None
     config = watch_config.simple_config([], args.act)
     if args.config:
         config = watch_config.with_more_actions(watch_config.read_config(Path(args.config)), args.act)
     known = {server.name for server in config.servers}
-    given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
+    given = [endpoint(url, bearer, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     # A server given twice, with and without http://, is scraped once.
     servers = {place.server: watch_config.ServerConfig(place, "default", plan=plan) for place in given}
     more = (server for name, server in servers.items() if name not in known)
     config = replace(config, servers=(*config.servers, *more))
     if args.prometheus:
-        place = watch_config.PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
+        place = watch_config.PrometheusConfig(args.prometheus, bearer, args.match, not args.insecure, args.ca_file)
         config = replace(config, prometheus=place)
     if args.kubernetes:
         config = replace(config, kubernetes=watch_config.KubernetesConfig(args.kubernetes, args.namespace))
@@ -249,14 +254,3 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
     if not (config.servers or config.prometheus or config.kubernetes or args.rehearse or args.replay):
         raise LegroomError("which server?", "legroom watch http://host:8000, or --prometheus, --kubernetes, --config")
     return config
-
-
-def _bearer_token(args: argparse.Namespace) -> str | None:
-    """The token of --token-file, else of LEGROOM_TOKEN; None if empty, LegroomError for characters of no header."""
-    where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
-    if args.token_file:
-        where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")
-    token = token.strip()
-    if not token.isprintable():
-        raise LegroomError(f"the token of {where} has characters that no header may have", "one line, nothing else")
-    return token or None

@@ -24,8 +24,7 @@ _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_a
 """Labels that may name the node pool, in order of preference."""
 _RELEASE_LABELS = ("vllm_version", "version", "app_kubernetes_io_version", "app_version", "image_tag")
 _SERVER_LABELS = ("cluster", "namespace", "pod", "instance", "job")
-_MAX_EVALUATIONS = 2000
-"""Subquery evaluations for the peak of a group."""
+_MAX_EVALUATIONS = 2000  # Subquery evaluations for the peak of a group.
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 _REDRAWN_S = 0.5
 _NARROW = 90
-_OTHER_COLUMNS = 58
-"""Width of the other columns with their gaps."""
+_OTHER_COLUMNS = 58  # Width of the other columns with their gaps.
 _ORDER = ("critical", "unreachable", "warning", "healthy", "idle")
 _COLUMNS = ("state", "server", "KV", "running", "waiting", "tokens/s", "what")
 

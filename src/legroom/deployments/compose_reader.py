@@ -25,8 +25,7 @@ from legroom.masking import is_secret
 
 _INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes")
 """The keys that are read of a service that is extended from another file."""
-_MOST_GPUS = 16
-"""GPUs of a machine whose number the file does not tell."""
+_MOST_GPUS = 16  # GPUs of a machine whose number the file does not tell.
 
 
 def is_compose(document: Node) -> bool:

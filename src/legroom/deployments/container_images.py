@@ -18,8 +18,7 @@ _SWITCHES = frozenset(read_data("file_formats.json")["container_switches"])
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION, _COMPANION = pattern("container_images.named_version"), pattern("container_images.companion")
-_PROJECT = "vllm-project/"
-"""An organization with many images besides vLLM's."""
+_PROJECT = "vllm-project/"  # An organization with many images besides vLLM's.
 _OWN_VERSIONS = pattern("container_images.own_versions")
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
 _VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
@@ -189,10 +188,8 @@ def image_release(image: str) -> str | None:
     if not is_published_by_vllm(image):  # `acme/vllm-server:0.1.0` is the image's own, `r36.4-0.9` part of another
         numbered = [each for each in numbered if each[0][0] == "v" or not each.start()]
         numbered = [version for version in numbered if int(version[1].split(".")[1]) >= min(minors)]
-    for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
-        if int(version[1].split(".")[1]) <= max(minors) + 50:
-            return version[1]
-    return None
+    versions = (version[1] for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered))
+    return next((version for version in versions if int(version.split(".")[1]) <= max(minors) + 50), None)
 
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")

@@ -22,8 +22,7 @@ from legroom.vllm.parse import ParsedArgs, parse_flags
 
 KEPT_ENV = pattern("deployment.kept_env")
 _API_KEY = "VLLM_API_KEY"
-_RAY_SERVE = ("run", "deploy", "build")
-"""The subcommands of Ray Serve's `serve` that start an application."""
+_RAY_SERVE = ("run", "deploy", "build")  # The subcommands of Ray Serve's `serve` that start an application.
 _RAY_SERVE_HINT = (
     "this is Ray Serve, which starts vLLM from an application of its own: write its engine_kwargs as the flags of "
     "`vllm serve`; with --distributed-executor-backend ray they are exported as a RayCluster"

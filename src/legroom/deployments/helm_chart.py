@@ -15,8 +15,7 @@ from legroom.facts import pattern
 from legroom.records import dataclass, field
 
 _ACTION, _TOKEN = pattern("helm_chart.action"), pattern("helm_chart.token")
-_UNKNOWN = object()
-"""What only the cluster, the release or a missing file tells."""
+_UNKNOWN = object()  # What only the cluster, the release or a missing file tells.
 _DROPPED = " # {{ }}"
 """Stands for unknown lines, with which the result stays a template; OPEN_WORD for an unknown value."""
 _OF_METADATA = pattern("helm_chart.of_metadata")
@@ -72,8 +71,7 @@ class _Block:
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
-    """The text of a template of a chart, rendered with the chart's own values; None for other files and if
-    unreadable."""
+    """A chart's template, rendered with the chart's own values; None for other files and if unreadable."""
     root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
     values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
     if root is None or values is None:

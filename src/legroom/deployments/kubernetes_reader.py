@@ -21,8 +21,7 @@ from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, n
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
 """Flags of KServe's server that some vLLM release has with other values."""
-_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
-"""KServe's variable for more flags."""
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"  # KServe's variable for more flags.
 
 
 def runtime_of(model: Node) -> str:
@@ -59,10 +58,8 @@ GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
 _OTHER_DEVICE = pattern("kubernetes_reader.other_device")
 _RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
-_DYNAMO_SHM = "8Gi"
-"""The default size of /dev/shm of Dynamo's operator (deploy/operator/docs)."""
-_CONTAINERS = ("containers", "initContainers", "container")
-"""Keys of containers that may have no command of their own."""
+_DYNAMO_SHM = "8Gi"  # The default size of /dev/shm of Dynamo's operator (deploy/operator/docs).
+_CONTAINERS = ("containers", "initContainers", "container")  # Keys of containers that may have no command of their own.
 
 
 def is_kubernetes(document: Node) -> bool:
@@ -71,8 +68,7 @@ def is_kubernetes(document: Node) -> bool:
 
 
 def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
-    """The servers and commands of a manifest's containers (GPUs: of a whole LeaderWorkerSet group); `config_maps`: the
-    file's, by name."""
+    """A manifest's servers and commands (GPUs: a whole LeaderWorkerSet group's); `config_maps`: the file's, by name."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself

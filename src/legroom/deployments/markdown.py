@@ -12,8 +12,7 @@ _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]
 _SHELL_WORD, _LIKELY_SHELL = pattern("markdown.shell_word"), pattern("markdown.likely_shell")
 START = pattern("markdown.start")
 FENCE = "```"
-_TAKEN = "\0"
-"""Stands for the lines that are read already."""
+_TAKEN = "\0"  # Stands for the lines that are read already.
 
 
 def blocks_of(document: Text) -> list[tuple[Kind, Text]]:

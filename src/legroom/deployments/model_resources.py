@@ -35,8 +35,7 @@ def model_resource_servers(document: Node) -> Iterator[StartedServer]:
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
-    """The server that KServe's template, or the user's (`own_templates`), starts; None if the container has a
-    command."""
+    """The server that KServe's template, or the user's (`own_templates`), starts; None if there is a command."""
     pod = workload.get("template") or workload
     container = next((each for each in pod.list("containers") if each.text("name") == "main"), None)
     if container is not None and container.get("command") is not None:
@@ -49,8 +48,7 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
     requested = tuple(_parallelism_flags(workload))
     on_one_node = not own_templates and workload.get("worker") is None
-    passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
-    words = (*served, *passed_on, *given)
+    words = (*served, *(word for key, word in requested if not on_one_node or key == "tensor"), *given)
     place = document.source.place
     return StartedServer(
         "kubernetes",

@@ -40,12 +40,10 @@ _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _OF_CONTAINER = ("resources", "startupProbe", "livenessProbe")
 _CARD_KEYS = ("accelerator_type", "acceleratorType", "gpu_type", "gpuType", "resource_type")
-_SCRIPTS = (" run", " setup")
-"""Keys of scripts in SkyPilot's tasks and in workflows."""
+_SCRIPTS = (" run", " setup")  # Keys of scripts in SkyPilot's tasks and in workflows.
 _ABOUT_VLLM = pattern("other_yaml.about_vllm")
 _RECIPE = "vllm recipe"
-_OMNI_STAGE = "model_stage"
-"""A key of vLLM-Omni's stages, which have other settings than vLLM."""
+_OMNI_STAGE = "model_stage"  # A key of vLLM-Omni's stages, which have other settings than vLLM.
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 

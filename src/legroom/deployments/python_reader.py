@@ -33,8 +33,7 @@ _MODAL_GPU = re.compile(r"""\bgpu\s*=\s*["']([A-Za-z][\w-]*)(?::(\d+))?["']""")
 _KEPT_BY_MODAL = pattern("python_reader.kept_by_modal")
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
-_UNKNOWN = "$value"
-"""Stands for a value that is known only when the program runs."""
+_UNKNOWN = "$value"  # Stands for a value that is known only when the program runs.
 
 
 def python_subjects(source: Text) -> tuple[Subject, ...]:
@@ -93,8 +92,7 @@ class _Program(ast.NodeVisitor):
         servers: list[Subject] = []
         for words in self._lists.values():
             if words:
-                command = SimpleCommand(tuple(words), self.env)
-                started = subjects_of(self._source, command, "shell")
+                started = subjects_of(self._source, SimpleCommand(tuple(words), self.env), "shell")
                 servers += [subject for subject in started if isinstance(subject, StartedServer)]
         for script in self._scripts:
             servers += read_shell(script, env=env_with_places(self.env, place)).subjects
@@ -242,8 +240,7 @@ class _Program(ast.NodeVisitor):
 
     def _call_as_command(self, node: ast.Call) -> Iterator[Word]:
         """The model and the keyword arguments as a `vllm serve` command."""
-        start = self._offset(node)
-        yield from serve_words(start)
+        yield from serve_words(self._offset(node))
         if node.args and not _names_no_model(node.args[0]):
             yield from self._item_words(node.args[0])
         for keyword in node.keywords:

@@ -14,10 +14,8 @@ CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
 """Options of other programs (`ramalama --runtime vllm serve`), whose arguments follow."""
 _API_SERVER_FILE = "entrypoints/openai/api_server.py"
-_ONLY_VLLMS = pattern("linted_parts.vllm_flag")
-"""Flags that no other program has."""
+_ONLY_VLLMS = pattern("linted_parts.vllm_flag")  # Flags that no other program has.
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-
 
 DYNAMO = "dynamo.vllm"
 """Dynamo's worker; its other modules start no engine."""

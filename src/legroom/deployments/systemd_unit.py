@@ -15,8 +15,7 @@ from legroom.facts import pattern
 _SETTING = pattern("systemd_unit.setting")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?(?![A-Za-z])")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DEFAULT_TIMEOUT_S = 90.0
-"""systemd's default of TimeoutStartSec."""
+_DEFAULT_TIMEOUT_S = 90.0  # systemd's default of TimeoutStartSec.
 
 
 def unit_subjects(source: Text) -> Iterator[Subject]:

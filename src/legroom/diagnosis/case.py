@@ -377,9 +377,7 @@ class Case:
     def other_processes_bytes(self) -> int | None:
         """Bytes other processes held on the card at start-up; None unless the log prints total and free."""
         total, free = self.startup.gpu_total_bytes, self.startup.free_at_start_bytes
-        if total is None or free is None:
-            return None
-        return total - free
+        return None if total is None or free is None else total - free
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
@@ -416,11 +414,9 @@ _SITES = tuple(
 _FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile"})
 """Functions that run in the profile run, in the warm-up and while serving."""
 
-
 _V0_PATHS = ("vllm/worker/", "vllm/executor/", "model_executor/layers/sampler.py", "vllm/spec_decode/")
 """Modules of the V0 engine that the V1 engine does not use."""
-_LABELS = ("EngineCore", "APIServer")
-"""Process names that vLLM itself puts in front of a line."""
+_LABELS = ("EngineCore", "APIServer")  # Process names that vLLM itself puts in front of a line.
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,9 +438,7 @@ class Engine:
 
     def within(self, first: str, last: str) -> bool | None:
         """Whether the vLLM release lies in first..last, both included; None where the release is not known."""
-        if self.version is None:
-            return None
-        return logged_release(self.version).within(first, last)
+        return None if self.version is None else logged_release(self.version).within(first, last)
 
 
 @dataclass(frozen=True, slots=True)

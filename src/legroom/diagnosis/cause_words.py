@@ -25,16 +25,12 @@ _SHORTEST_STEM = 3
 _FEW_WORDS_LENGTH = 10.0
 """Two words that are in one text of fifty have this length: so little tells half of what it would."""
 _PRINTED = ("failure", "host", "exception", "frame", "echo", "milestone", "once", "stats", "banner", "symptom")
-_FEWEST_WORDS = 6
-"""Of 2,852 descriptions 99 in 100 have more words."""
-_MOST_CHARS = 20_000
-"""Twenty times the longest of them: more is a log of some other program."""
+_FEWEST_WORDS = 6  # Of 2,852 descriptions 99 in 100 have more words.
+_MOST_CHARS = 20_000  # Twenty times the longest of them: more is a log of some other program.
 _QUOTED_CHARS = 100
 _CLAUSE_END = re.compile(r"(?<=[.!?;] )|(?<=[。！？；])")
-_FEW_CONCEPTS = 4
-"""One concept alone has the length 1 / sqrt(5), ten have 0.85 together."""
-_TITLE_COUNTS = 3
-"""As often a word of the first line counts: of 21 pasted reports 18 were read right instead of 15."""
+_FEW_CONCEPTS = 4  # One concept alone has the length 1 / sqrt(5), ten have 0.85 together.
+_TITLE_COUNTS = 3  # As often a word of the first line counts: of 21 pasted reports 18 were read right instead of 15.
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,10 @@ class WordEvidence:
 
     def proof(self, cause: str) -> Evidence:
         """The line whose words favour this cause most; `clause` quotes its part that says half of it, if one does."""
-        gains = _gains(self.vector, cause)
+        fitted = _classifier()
+        at = fitted.causes.index(cause)
+        mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in self.vector}
+        gains = {token: share * (fitted.weights[token][at] - mean[token]) for token, share in self.vector.items()}
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
         quotes = [quote for part in _CLAUSE_END.split(line) for quote in wrap(part, _QUOTED_CHARS)]
@@ -163,14 +162,6 @@ def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
     )
     scores = [start + sum(column) for start, column in zip(fitted.intercepts, columns, strict=True)]
     return {cause: math.exp(score - max(scores)) for cause, score in zip(fitted.causes, scores, strict=True)}
-
-
-def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
-    """Word or concept -> how much more it speaks for this cause than for the average of all causes."""
-    fitted = _classifier()
-    at = fitted.causes.index(cause)
-    mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}
-    return {token: share * (fitted.weights[token][at] - mean[token]) for token, share in vector.items()}
 
 
 def _gain_of(line: str, gains: Mapping[str, float]) -> float:

@@ -14,10 +14,8 @@ EvidenceKind = (
 )
 """What the first cause of an answer rests on."""
 
-_KILLS = ("sigkill", "killed_word", "core_killed")
-"""SIGKILL, of which the text does not say who sent it."""
-_DISPUTED_STEPS = 2
-"""A second cause within so many steps of strength disputes the first."""
+_KILLS = ("sigkill", "killed_word", "core_killed")  # SIGKILL, of which the text does not say who sent it.
+_DISPUTED_STEPS = 2  # A second cause within so many steps of strength disputes the first.
 
 
 def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:

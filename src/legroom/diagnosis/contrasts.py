@@ -16,8 +16,6 @@ Contrast = tuple[Mapping[str, Any], bool, str]
 
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
-
-
 _BESIDE_CHARS = 60
 """The outcome of a trial that is a sentence of its own, `Same error.`, begins within so many characters."""
 

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 _OWN_SHARE = 5
 """33 published messages name the process's own size: outside torch it holds at most 18 % of the card (9.6 GiB)."""
-_DRIVER_BYTES = GIB
-"""The driver keeps less for itself (at most 0.6 GiB in the published messages)."""
-_ROUNDING_BYTES = GIB // 100
-"""Sizes are printed in hundredths of a GiB."""
+_DRIVER_BYTES = GIB  # The driver keeps less for itself (at most 0.6 GiB in the published messages).
+_ROUNDING_BYTES = GIB // 100  # Sizes are printed in hundredths of a GiB.
 
 
 @dataclass(frozen=True, slots=True)

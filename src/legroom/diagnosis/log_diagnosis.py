@@ -41,8 +41,7 @@ from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line,
 
 MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
-_HEAD_BYTES = 256 * 1024
-"""Start of a log in which a pasted command is looked for."""
+_HEAD_BYTES = 256 * 1024  # Start of a log in which a pasted command is looked for.
 _INSTRUCTION = re.compile(r"(?:FROM|ARG|ENV|RUN|CMD|ENTRYPOINT|COPY|ADD|WORKDIR|EXPOSE|USER|LABEL|HEALTHCHECK|SHELL)\s")
 _KILLS = ("killed_word", "sigkill")
 _OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")

@@ -17,15 +17,12 @@ from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
-_OF_VLLM = message_group("of_vllm")
-"""Messages that no other program prints, but its forks."""
+_OF_VLLM = message_group("of_vllm")  # Messages that no other program prints, but its forks.
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
-_ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
-"""vLLM by name, or a flag of it."""
+_ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")  # vLLM by name, or a flag of it.
 _NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm")
-_LEVEL_CHARS = 160
-"""The logger's level stands within this many characters of a line."""
+_LEVEL_CHARS = 160  # The logger's level stands within this many characters of a line.
 
 
 def other_engine(case: Case) -> Evidence | None:
@@ -58,10 +55,9 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
         is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
-        is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank", "connection_refused")
-        is_vague = is_vague or kind.id.startswith("asks_")
+        is_asked = kind.id.startswith("asks_") or evidence.id in ("hang_told", "stale_rank", "connection_refused")
         line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
-        key = (is_informational(evidence) or is_vague, line, number)
+        key = (is_informational(evidence) or is_nvls or is_asked, line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None

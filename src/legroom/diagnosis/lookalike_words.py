@@ -20,8 +20,7 @@ from legroom.facts.releases import first_release, known_releases, release
 from legroom.isolation import is_local_model
 from legroom.vllm_logs.evidence import Evidence
 
-_LAST_BACKEND_VARIABLE = "0.14.1"
-"""VLLM_ATTENTION_BACKEND until here, then the flag."""
+_LAST_BACKEND_VARIABLE = "0.14.1"  # VLLM_ATTENTION_BACKEND until here, then the flag.
 
 
 class MatchedLine(dict[str, str]):

@@ -110,8 +110,7 @@ def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox
             if item.id == "black_box_written":
                 records.append((item, read_record(Path(str(item.facts.get("path", ""))))))
             elif item.id == "black_box_printed":
-                start = item.window.find("{")
-                records.append((item, parse_record(item.window[start:])))
+                records.append((item, parse_record(item.window[item.window.find("{") :])))
         except LegroomError:
             continue  # deleted, or on another machine
     return records
@@ -141,14 +140,10 @@ def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
 
 
 _MIN_READINGS = 6
-_MIN_GROWTH_BYTES = 256 * MIB
-"""Caches of graphs and libraries grow by less."""
-_RISING_RATIO = 0.8
-"""Share of readings that do not fall: a leak rarely releases memory."""
-_LARGEST_STEP_RATIO = 0.5
-"""Largest share of the growth between two readings: more is a burst or another process."""
-_MIN_OTHERS_BYTES = 512 * MIB
-"""The CUDA context of an idle process."""
+_MIN_GROWTH_BYTES = 256 * MIB  # Caches of graphs and libraries grow by less.
+_RISING_RATIO = 0.8  # Share of readings that do not fall: a leak rarely releases memory.
+_LARGEST_STEP_RATIO = 0.5  # Largest share of the growth between two readings: more is a burst or another process.
+_MIN_OTHERS_BYTES = 512 * MIB  # The CUDA context of an idle process.
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from legroom.facts import read_data
 from legroom.facts.log_messages import Role, typed_groups
 from legroom.vllm_logs.evidence import Evidence
 
-_NEAR_CHARS = 250
-"""A moment stands in the sentence of the shortage, or in the one before or after it."""
+_NEAR_CHARS = 250  # A moment stands in the sentence of the shortage, or in the one before or after it.
 WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
 FEW_WORDS = 15
 """Fewer words beside an error are a heading or a label, not a story."""

@@ -20,10 +20,8 @@ OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
-_VALUES: dict[str, str] = read_data("evidence.json")["values"]
-"""How a value of each kind is written."""
-_SHORTEST_LENGTH = 64
-"""Shorter lengths and batches are no settings of a server."""
+_VALUES: dict[str, str] = read_data("evidence.json")["values"]  # How a value of each kind is written.
+_SHORTEST_LENGTH = 64  # Shorter lengths and batches are no settings of a server.
 _BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
 """Settings whose value is told without a name, the kind of value, and the form."""
 

@@ -336,8 +336,7 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
-    why = reason("error_is_cut_off")
-    return [(usual, Assessment(Strength.USUAL, proof(frames[-3:]), why))]
+    return [(usual, Assessment(Strength.USUAL, proof(frames[-3:]), reason("error_is_cut_off")))]
 
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
@@ -431,8 +430,7 @@ def _missing_lines(case: Case) -> list[str]:
     return needed
 
 
-_USUALLY_BUGS = frozenset({"leak_over_time"})
-"""Causes that usually are bugs."""
+_USUALLY_BUGS = frozenset({"leak_over_time"})  # Causes that usually are bugs.
 _MAX_BUGS = 2
 
 

@@ -8,8 +8,7 @@ from legroom.facts.flags import flag_name
 from legroom.memory.tensors import Tensor, printed_request, score_tensors, tensors, tensors_of_size
 from legroom.units import GIB
 
-_SITES = read_data("evidence.json")["tensor_sites"]
-"""Sites at which a tensor of each moment is allocated."""
+_SITES = read_data("evidence.json")["tensor_sites"]  # Sites at which a tensor of each moment is allocated.
 _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
 
 

@@ -191,10 +191,8 @@ def search_terms(text: str) -> list[str]:
     """The words of a text that a search compares: Latin words, and pairs of adjacent Chinese characters."""
     words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
-        if word[0] < "一" or len(word) == 1:
-            words.append(word)
-        else:
-            words += [word[i : i + 2] for i in range(len(word) - 1)]
+        is_whole = word[0] < "一" or len(word) == 1
+        words += [word] if is_whole else [word[i : i + 2] for i in range(len(word) - 1)]
     return list(dict.fromkeys(words))
 
 

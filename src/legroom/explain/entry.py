@@ -310,8 +310,7 @@ def document_problems(document: Any, schema_file: str, build: Callable[[Any], En
     return [f"{error.json_path}: {error.message}" for error in errors]
 
 
-_MOST_WORDS = 4
-"""A longer query is a line of a log or a description."""
+_MOST_WORDS = 4  # A longer query is a line of a log or a description.
 
 
 def meaning(term: str, language: Language = "en") -> str:

@@ -15,8 +15,7 @@ from legroom.records import dataclass
 
 _AUTHORITY_DAYS, _CERTIFICATE_DAYS = 3650, 365
 _CLOCK_SKEW = datetime.timedelta(minutes=10)
-_RENEW_BEFORE = datetime.timedelta(days=400)
-"""An authority must outlive the certificates that it signs."""
+_RENEW_BEFORE = datetime.timedelta(days=400)  # An authority must outlive the certificates that it signs.
 
 
 @dataclass(frozen=True, slots=True)

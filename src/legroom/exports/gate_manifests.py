@@ -24,8 +24,7 @@ NAME_IN_CLUSTER = "legroom-gate"
 _SELECTOR = {"app.kubernetes.io/name": NAME_IN_CLUSTER}
 """The label of every object of the gate, by which its pods are found."""
 _PORT = 9443
-_USER = 65532
-"""`nonroot` of the usual minimal images."""
+_USER = 65532  # `nonroot` of the usual minimal images.
 _TIMEOUT_S = 5
 _DEADLINE_S = _TIMEOUT_S - 1
 WORKLOADS: Mapping[str, Mapping[str, str]] = {

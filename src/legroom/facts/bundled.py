@@ -24,8 +24,7 @@ _PLAIN = frozenset({"bf16", "fp16"})
 _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
 """8b, 0.6b, 135m, 8x7b, e4b, and the active parameters of a30b-a3b. 1m is a context."""
 _VERSION = re.compile(r"v?\d{1,3}(\.\d+)?n?")
-_ROUNDING = 0.05
-"""Names round a model's size: 106B for 106.85."""
+_ROUNDING = 0.05  # Names round a model's size: 106B for 106.85.
 
 
 @dataclass(frozen=True, slots=True)

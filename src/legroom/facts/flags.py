@@ -71,8 +71,7 @@ def _value_at(ranges: list[list[Any]], release: Release) -> Any:
     return next((value for first, last, value in ranges if first <= release.index <= last), None)
 
 
-_shared_flag = cache(Flag)
-"""One object for all releases in which a flag is the same."""
+_shared_flag = cache(Flag)  # One object for all releases in which a flag is the same.
 
 
 @lru_cache(maxsize=32)

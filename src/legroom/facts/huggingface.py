@@ -96,8 +96,7 @@ _EXPERT_NAMES = {
     "route_every_n": "moe_layer_freq",
 }
 """The names in params.json of experts with shared ones, which vLLM serves as DeepSeek-V3."""
-_DEFAULT_LEN = 128_000
-"""vLLM's default for a params.json without a length."""
+_DEFAULT_LEN = 128_000  # vLLM's default for a params.json without a length.
 
 
 def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:

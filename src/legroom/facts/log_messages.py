@@ -30,10 +30,8 @@ def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
                 values[f"{stem}_bytes"] = size_bytes(text)
             elif unit == "count":
                 values[name] = int(text.replace(",", "")[:18])
-            elif unit == "ratio":
-                values[name] = float(text.rstrip("."))
             else:
-                values[name] = text
+                values[name] = float(text.rstrip(".")) if unit == "ratio" else text
         except (ValueError, OverflowError):
             continue
     return values

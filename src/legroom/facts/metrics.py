@@ -17,8 +17,7 @@ _REAL_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
 """Declared names; names that another package builds at run time are left out."""
 _ENDINGS = re.compile(r"_(?:total|bucket|sum|count|created|info)$")
 _CACHE_CONFIG_FIELDS = "<every CacheConfig field"
-_SHARED_LABELS = "labelnames"
-"""The data's placeholder for the labels that every metric of an engine has."""
+_SHARED_LABELS = "labelnames"  # The data's placeholder for the labels that every metric of an engine has.
 _HIDDEN = "show_hidden_metrics"
 
 

@@ -173,7 +173,6 @@ class Experts:
 
 FeedForward = Dense | Experts
 
-
 Split = Literal["", "out", "in"]
 """Replicated on every rank, split by outputs (column parallel) or by inputs (row parallel)."""
 

@@ -101,9 +101,7 @@ def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence
 def quantization_method(name: str, release: Release) -> QuantizationMethod | None:
     """A method as the release has it; None where it has none of that name."""
     row = _row_of_release(read_data("quantization_methods.json")["methods"].get(name, ()), release)
-    if row is None or row[1] is None:
-        return None
-    return QuantizationMethod(name, row[1], tuple(row[2]), row[3])
+    return None if row is None or row[1] is None else QuantizationMethod(name, row[1], tuple(row[2]), row[3])
 
 
 def quantization_methods(release: Release) -> tuple[str, ...]:

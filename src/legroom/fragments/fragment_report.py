@@ -66,8 +66,7 @@ PartName = (
 )
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
 _MIN_LEAK_BYTES = MIB
-_MIN_OTHERS_BYTES = GIB
-"""Below this it is the driver's own."""
+_MIN_OTHERS_BYTES = GIB  # Below this it is the driver's own.
 _MAX_SITES = 8
 
 

@@ -25,10 +25,8 @@ _IRRELEVANT_FIELDS = frozenset(
     | {"progressDeadlineSeconds", "minReplicas", "maxReplicas", "nodeName"}
 )
 """Fields of a spec that do not change how its server starts."""
-_WARNING_CHARACTERS = 250
-"""The API server truncates warnings above 256 characters."""
-_MAX_WARNINGS = 12
-"""The API server drops warnings beyond 4,096 characters in total, which 16 of 250 reach."""
+_WARNING_CHARACTERS = 250  # The API server truncates warnings above 256 characters.
+_MAX_WARNINGS = 12  # The API server drops warnings beyond 4,096 characters in total, which 16 of 250 reach.
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from legroom.web.uvicorn_server import serve_asgi
 
 MAX_BODY_BYTES = 8 << 20
 """etcd stores objects of up to 1.5 MiB; an update carries two, and JSON escapes add to them."""
-_MAX_BUFFERED_BYTES = 64 << 20
-"""Of all bodies that are being received."""
+_MAX_BUFFERED_BYTES = 64 << 20  # Of all bodies that are being received.
 _BODY_TIMEOUT_S = 10.0
 _GIL_SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would delay every read and write of the event loop by that much while a plan runs."""

@@ -153,9 +153,7 @@ def _exported_dashboard(document: Any) -> dict[str, Any] | None:
         if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
             return candidate
     spec = document.get("spec") if isinstance(document, dict) else None
-    if isinstance(spec, dict) and isinstance(spec.get("elements"), dict):
-        return spec
-    return None
+    return spec if isinstance(spec, dict) and isinstance(spec.get("elements"), dict) else None
 
 
 def _other_queries(document: Any) -> Iterator[str]:

@@ -33,7 +33,6 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     from legroom.planning.plan_document import PlanDocument
 
-
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.-]+\.sh)\b")
@@ -280,8 +279,7 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
 
 
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
-    """The finding; in a chart template a note where the chart's user decides (not `is_of_user`), an example's error a
-    warning."""
+    """The finding; a template's a note where its user decides (not `is_of_user`), an example's error a warning."""
     is_left = finding.rule in read_data("lint_rules.json")["left_to_user"] and not is_of_user
     if is_left and _OF_TEMPLATE.search(finding.place.path):
         return replace(finding, severity="note")

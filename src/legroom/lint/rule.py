@@ -306,8 +306,7 @@ def similarity(first: str, second: str) -> float:
 @cache
 def rules_by_id() -> dict[str, Rule]:
     """Every rule of `lint_rules.json`, by its id."""
-    rows = read_data("lint_rules.json")["rules"]
-    return {row["id"]: Rule(**row) for row in rows}
+    return {row["id"]: Rule(**row) for row in read_data("lint_rules.json")["rules"]}
 
 
 def finding(

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
 
 _SLICE = pattern("server_plan.slice")
-_ANY_GPU = "h200"
-"""Used where no GPU is named: weights and host memory do not depend on it."""
+_ANY_GPU = "h200"  # Used where no GPU is named: weights and host memory do not depend on it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from legroom.live.metrics.window import SHORTEST_STEP_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
-_MAX_POINTS = 120
-"""7,140 pairs, which take milliseconds."""
+_MAX_POINTS = 120  # 7,140 pairs, which take milliseconds.
 
 
 @dataclass(frozen=True, slots=True)

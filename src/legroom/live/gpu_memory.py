@@ -137,10 +137,8 @@ def server_processes(port: int) -> tuple[int, ...]:
         return ()
 
 
-_PROCESSES_KEPT_S = 60.0
-"""Finding a server's processes reads all sockets of the machine."""
-_READ_EVERY_S = 2.0
-"""One NVML reading serves all servers of a scrape round."""
+_PROCESSES_KEPT_S = 60.0  # Finding a server's processes reads all sockets of the machine.
+_READ_EVERY_S = 2.0  # One NVML reading serves all servers of a scrape round.
 
 
 class LocalServers:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from legroom.facts import pattern as reading_pattern
 from legroom.records import dataclass
 
-_UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as a number near 2^63."""
+_UNLIMITED = 1 << 60  # Version 1 writes "no limit" as a number near 2^63.
 _KILLED = reading_pattern("kernel_memory.killed")
 
 
@@ -87,8 +86,7 @@ class KernelAccount:
         return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))
 
 
-_KERNEL_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
-"""The clock of the kernel's log, which drifts by seconds a day."""
+_KERNEL_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)  # The clock of the kernel's log, which drifts by seconds a day.
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ MAKE_A_PLAN = (
     "legroom plan MODEL --gpu NAME [the server's flags] --json > plan.json, then give it with --plan plan.json"
 )
 _TRAFFIC_OVER_S = 600.0
-_BURST_ROOM_BYTES = 2 * GIB
-"""Log-probabilities or top-p of a large batch allocate 1 to 2.3 GiB at once on an H200."""
+_BURST_ROOM_BYTES = 2 * GIB  # Log-probabilities or top-p of a large batch allocate 1 to 2.3 GiB at once on an H200.
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
 

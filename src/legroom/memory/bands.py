@@ -26,8 +26,7 @@ from legroom.vllm.traits import is_pooling, traits
 _ADA = (8, 9)
 _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
 """Card families by the major compute capability."""
-_MIN_WEIGHTS_BAND_BYTES = 4 * MIB
-"""The minimum of both sides for weights that are not exact."""
+_MIN_WEIGHTS_BAND_BYTES = 4 * MIB  # The minimum of both sides for weights that are not exact.
 _SIDES = ("below", "above")
 _banded: Memo[Figure] = Memo()
 

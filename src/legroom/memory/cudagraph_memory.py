@@ -24,8 +24,7 @@ from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
 from legroom.units import MIB, cdiv
 from legroom.vllm.args import EngineSettings, draft_name, is_given
 
-_CUSTOM_RANKS = (2, 4, 6, 8)
-"""World sizes of vLLM's custom all-reduce kernel."""
+_CUSTOM_RANKS = (2, 4, 6, 8)  # World sizes of vLLM's custom all-reduce kernel.
 
 
 def is_nvlink_server(gpu: Gpu) -> bool:
@@ -75,8 +74,7 @@ def _has_custom_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
     return ranks == 2 and gpu.interconnect == "pcie" and not any(line in gpu.name for line in without_peers)
 
 
-_SAMPLES = 2
-"""The number of sizes in the release's trial capture."""
+_SAMPLES = 2  # The number of sizes in the release's trial capture.
 
 
 @cached(ALL_PARTS)

@@ -29,10 +29,8 @@ _COSTLY_FLAGS = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "m
 _COST_OF_CUT_LENGTH = next(lever.cost for lever in LEVERS if lever.name == "quantized weights")
 """That of another checkpoint, for less than the length that was given."""
 _COST_OF_SHORT_CONTEXT = _COST_OF_CUT_LENGTH + 1
-_COST_OF_FULL_CARD = 15
-"""A utilization above the usual is proposed last."""
-_NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
-"""Failures that only another release avoids."""
+_COST_OF_FULL_CARD = 15  # A utilization above the usual is proposed last.
+_NO_FLAG_HELPS = frozenset({"unsupported_architecture"})  # Failures that only another release avoids.
 KeptFlags = frozenset[str]
 """Flags, by dest, that advice must not change."""
 

@@ -24,8 +24,7 @@ TOLERANCE = 0.1
 _LONGEST_PERIOD_S, _LONGEST_WINDOW_S = 1800, 3600
 """Limits of the HorizontalPodAutoscaler API."""
 _LEAST_PERIOD_S = 60
-_LEAST_WINDOW_S = 900
-"""Replays of load on a few servers flapped with the five minutes that are Kubernetes' default."""
+_LEAST_WINDOW_S = 900  # Replays of load on a few servers flapped with the five minutes that are Kubernetes' default.
 
 _UP_SHARE = 8
 """The scale-up window is the start time over this. Without a window, replays of Azure's code completions took a third

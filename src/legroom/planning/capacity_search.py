@@ -35,8 +35,7 @@ Combinations = dict[tuple[object, ...], FlagCombination | None]
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 USUAL_UTILIZATION = 0.94
 """From 0.95 on little is left for what vLLM does not count, and capture or serving fails: diagnosis warns of it."""
-_ROOMY_SHARE = 0.025
-"""Share of the card that is free at the peak of a roomy candidate."""
+_ROOMY_SHARE = 0.025  # Share of the card that is free at the peak of a roomy candidate.
 
 
 @dataclass(frozen=True, slots=True)

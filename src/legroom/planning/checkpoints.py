@@ -30,8 +30,7 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
     if args.quantization or model.quantization or not model.source.startswith("bundled"):
         return []
     name = args.model if find(args.model) else model.name
-    changes = json.dumps(config_overrides(args), sort_keys=True)
-    others = cached_by_model(_quantized, model, name, changes)
+    others = cached_by_model(_quantized, model, name, json.dumps(config_overrides(args), sort_keys=True))
     supported = [other for other in others if _is_supported(other.quantization, target)]
     return sorted(
         supported,

@@ -19,8 +19,7 @@ from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.setting_checks import RefusedByVllm
 
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
-_MOST_GPUS = 6
-"""The most kinds of GPU that one server is planned for."""
+_MOST_GPUS = 6  # The most kinds of GPU that one server is planned for.
 _MULTI_NODE_FLAGS = (
     "--nnodes",
     "--node-rank",

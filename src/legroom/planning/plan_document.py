@@ -214,8 +214,7 @@ def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument
 
 
 def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """The plan of a JSON document; LegroomError, naming `source`, where a key of `needs` (`kv.num_blocks`) is
-    missing."""
+    """A JSON document's plan; LegroomError, naming `source`, where a key of `needs` (`kv.num_blocks`) is missing."""
     try:
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")

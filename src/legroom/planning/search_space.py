@@ -116,8 +116,7 @@ def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]
                 yield [[kv_dtype], *batch_axes, graphs_choice, axes.get("block_size", unchanged)]
 
 
-_SHOWN_STEP = 1024
-"""Tokens to which a proposed length is rounded down."""
+_SHOWN_STEP = 1024  # Tokens to which a proposed length is rounded down.
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,8 +114,7 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
     while sure is not fit and sure.plan and sure.plan.verdict == "tight":
         fewer = tuple(count for count in fewer if count > sure.count)
         sure = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if fewer else fit
-    rows = {id(row): row for row in (fit, smaller, sure) if row is fit or row.plan}
-    return tuple(rows.values())
+    return tuple({id(row): row for row in (fit, smaller, sure) if row is fit or row.plan}.values())
 
 
 def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:

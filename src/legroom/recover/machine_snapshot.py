@@ -20,7 +20,6 @@ from legroom.vllm_logs.log_masking import masked_log_text, without_surrogates
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
 
-
 ELSEWHERE = -1
 """Stands for a peer on another machine or in another network namespace."""
 

@@ -23,10 +23,8 @@ _SPAWNED = re.compile(r"multiprocessing\.spawn\b.*spawn_main")
 _TRACKER = re.compile(r"multiprocessing\.(resource|semaphore)_tracker")
 _SYSTEM_DAEMONS = re.compile(r"systemd-journal|rsyslogd|dbus-daemon|nscd|sssd|nvidia-")
 """Daemons that any process is connected to (logging, CUDA MPS); a connection to them is no use."""
-_RING_CHUNKS = (10, 6)
-"""max_chunks of vLLM's ShmRingBuffer: 10 in a MessageQueue, 6 in a group of ranks."""
-_MIN_SEGMENT_AGE_S = 60.0
-"""A segment is created shortly before it is mapped, so younger ones are left alone."""
+_RING_CHUNKS = (10, 6)  # max_chunks of vLLM's ShmRingBuffer: 10 in a MessageQueue, 6 in a group of ranks.
+_MIN_SEGMENT_AGE_S = 60.0  # A segment is created shortly before it is mapped, so younger ones are left alone.
 
 
 @dataclass(frozen=True)

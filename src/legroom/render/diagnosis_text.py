@@ -244,8 +244,7 @@ def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterat
 def _changes_text(fix: Fix) -> str:
     """The environment variables and flags that a fix sets, as one line of a command."""
     words = any_release_words(fix.flags)
-    env = [f"{name}={value}" for name, value in fix.env.items()]
-    return masked_log_text(" ".join([*env, *words]))
+    return masked_log_text(" ".join([*[f"{name}={value}" for name, value in fix.env.items()], *words]))
 
 
 def _alternative_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:

@@ -181,8 +181,7 @@ def _segment_runs(segment: AllocatorSegment) -> tuple[tuple[str, int], ...]:
 
 _SVG_WIDTH, _LEFT, _BAR_LEFT, _RIGHT = 760.0, 28.0, 190.0, 732.0
 _ROW_HEIGHT, _GAP = 18.0, 6.0
-_NARROWEST_PX = 0.4
-"""Narrower blocks are not drawn: 100,000 of them would make a file of megabytes."""
+_NARROWEST_PX = 0.4  # Narrower blocks are not drawn: 100,000 of them would make a file of megabytes.
 
 
 def fragments_svg(report: FragmentReport, language: Language | None = None) -> str:

@@ -18,8 +18,7 @@ from legroom.live.journal.journal_records import Incident
 from legroom.vllm.command_line import setting_words
 
 _MAX_LINES = 8
-_MAX_SLOTS = 560
-"""The width of the drawing in pixels."""
+_MAX_SLOTS = 560  # The width of the drawing in pixels.
 
 
 def local_time_text(time_s: float) -> str:

@@ -50,8 +50,7 @@ def layout_parts(layout: Layout) -> list[LayoutPart]:
         others = exact(layout.held_by_others_bytes, "other processes", "held of the card")
         segment = Segment("others", others.bytes, "grey", "▞", "o")
         rows.append(LayoutPart("others", "held_by_others_bytes", segment, others, meaning("others")))
-    spare = max(layout.headroom_bytes, 0)
-    free = Segment("headroom", spare, "grey", "·", ".")
+    free = Segment("headroom", max(layout.headroom_bytes, 0), "grey", "·", ".")
     rows.append(LayoutPart("headroom", "headroom_bytes", free, None, meaning("headroom")))
     return rows
 
@@ -82,7 +81,6 @@ _FAMILIES = {
     "unified": "unified-memory",
     "unknown": "unnamed",
 }
-
 
 _RARE: Mapping[str, str] = {
     "release": "vLLM {}",

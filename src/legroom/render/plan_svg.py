@@ -19,8 +19,7 @@ from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
 _WIDTH, _LEFT, _BAR = 760.0, 28.0, 704.0
-_CHARS = 88
-"""Characters of the 13 px font that fit between the margins."""
+_CHARS = 88  # Characters of the 13 px font that fit between the margins.
 _VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
 
 

@@ -283,8 +283,7 @@ def smaller_weights_text(report: FleetReport, fleets: Sequence[SizedFleet]) -> s
     return f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}"
 
 
-_MOST_ROWS = 20
-"""A screen of models; a word, or --json, shows the others."""
+_MOST_ROWS = 20  # A screen of models; a word, or --json, shows the others.
 _NEAREST = 5
 
 

@@ -13,8 +13,7 @@ _INSIDE_A_SENTENCE = r"(?:(?![.!?] [^a-z]).)+?"
 _INSIDE_A_CLAUSE = r"(?:(?![.!?] [^a-z]|[;:] ).)+?"
 """What fills a gap: nothing that spans two sentences, and where a template begins with it, nor two clauses."""
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
-_ENGLISH_WORD = re.compile(r"(?<![\w./-])[a-z]{3,}(?![\w./-])")
-"""A word that is no part of a name, a path or a flag."""
+_ENGLISH_WORD = re.compile(r"(?<![\w./-])[a-z]{3,}(?![\w./-])")  # A word that is no part of a name, a path or a flag.
 _SPACE_IN_CHINESE = re.compile(r"(?<=[\u3001-\uff5e]) (?=[\u3001-\uff5e])")
 _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 

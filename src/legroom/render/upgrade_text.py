@@ -22,10 +22,8 @@ _ALWAYS_SHOWN = ("KV cache", "blocks", "tokens as vLLM prints them", "longest re
 _REPEATS = {f"{figure}, first start": figure for figure in ("KV cache", "longest requests at once")}
 _REPEATS |= {"tokens of full-length requests": "tokens as vLLM prints them"}
 """Figures that are hidden where they equal another row's."""
-_SMALL_BYTES = MIB
-"""Smaller changes are summed up in one line."""
-_SHOWN_BYTES = MIB / 20
-"""Less would be shown as 0.0 MiB."""
+_SMALL_BYTES = MIB  # Smaller changes are summed up in one line.
+_SHOWN_BYTES = MIB / 20  # Less would be shown as 0.0 MiB.
 _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 
 

@@ -145,8 +145,7 @@ def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None
     return int(space_gib) * GIB if space_gib.isdecimal() and int(space_gib) else None
 
 
-_READ_BYTES = 16 << 20
-"""Larger than any log of a start-up."""
+_READ_BYTES = 16 << 20  # Larger than any log of a start-up.
 POOL_TOLERANCE = 0.02
 """Deviation of a pool that counts as planned: vLLM prints memory in hundredths of a GiB."""
 

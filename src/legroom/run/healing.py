@@ -33,10 +33,8 @@ from legroom.vllm_logs.log_sources import pieces_of_file
 
 HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY = "host_ram_oom", "LR501"
 _CERTAIN = 0.97
-_CPU_PROCESSES = 3
-"""API server, engine core and worker of the CPU build."""
-_SPARE = 0.05
-"""Share of a memory limit for file pages and kernel buffers, which the estimate leaves out."""
+_CPU_PROCESSES = 3  # API server, engine core and worker of the CPU build.
+_SPARE = 0.05  # Share of a memory limit for file pages and kernel buffers, which the estimate leaves out.
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,7 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
     if in_env and room >= GIB:
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)})
     elif "--kv-cache-memory-bytes" in flags_of(command.release):
-        whole_mib = room // MIB * MIB
-        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib})
+        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": room // MIB * MIB})
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
@@ -143,8 +140,7 @@ _LAST_LINES, _LONGEST_WORDS = 10, 300
 _NAMED_LENGTHS = ("kv_tokens_short", "estimated_max_len")
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\s*warnings\.warn\(")
-_NEVER_CHANGED = frozenset({"model"})
-"""Settings that a fix must not change."""
+_NEVER_CHANGED = frozenset({"model"})  # Settings that a fix must not change.
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
 """Evidence that the catalog's entry of `not_memory` describes; other failures have no entry of their own."""
 Tried = tuple[Sequence[str], Mapping[str, str]]
@@ -210,8 +206,7 @@ def find_remedy(
     and `ended` (in words) say how the server ended, where that is known without the log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
-    release = command.stated_release or None
-    hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
+    hints = Hints(line, None, gpus.name or None, gpus.count or None, command.stated_release or None)
     try:
         runs = read_log(pieces_of_file(str(log)), str(log), hints).runs
     except LegroomError:  # a server that is killed early has an empty log

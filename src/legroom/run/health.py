@@ -123,8 +123,7 @@ def _is_bound(family: int, host: str, port: int) -> bool:
     return False
 
 
-_WITH_CLIENT = {"01", "04", "08"}
-"""States in /proc/net/tcp: ESTABLISHED, FIN_WAIT1 and CLOSE_WAIT."""
+_WITH_CLIENT = {"01", "04", "08"}  # States in /proc/net/tcp: ESTABLISHED, FIN_WAIT1 and CLOSE_WAIT.
 
 
 def has_clients(port: int) -> bool:

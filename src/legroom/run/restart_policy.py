@@ -47,8 +47,7 @@ class ServerExit:
 
 
 def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """The run history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is
-    applied."""
+    """The history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is applied."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 

@@ -77,8 +77,7 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
         raise LegroomError("which server?", usage)
     at = server_start(rest)
     if at is None:
-        shown = shlex.join(without_secrets(rest))
-        raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
+        raise LegroomError(f"this is not a vLLM server: {shlex.join(without_secrets(rest))[:120]}", usage)
     if basename(rest[at]) in CONTAINER_TOOLS:
         hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"
         raise LegroomError("a container is not a child of legroom, so run cannot hold it", hint)

@@ -86,8 +86,7 @@ EXIT_GRACE_S = 1.5
 KILL_GRACE_S = 5.0
 STARTING_GRACE_S = 10.0
 """A starting server has no requests to finish, and vLLM 0.32 ignores SIGTERM before it is up."""
-_STOPPED_CHECK_S = 1.0
-"""Between two looks for a stopped engine during a drain."""
+_STOPPED_CHECK_S = 1.0  # Between two looks for a stopped engine during a drain.
 _STOPPED = "an engine is stopped (SIGSTOP), and no request can finish"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether it was compared with the plan."""
 
-
 PREFIX = "legroom: "
 
 

@@ -180,8 +180,7 @@ def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
         return part.dest, True
     if value is None or part.flag is None or part.flag.kind not in _SWITCHES:
         return part.dest, value
-    is_on = str(value).lower() not in ("false", "0")
-    return part.dest, is_on != name.startswith("--no-")
+    return part.dest, (str(value).lower() not in ("false", "0")) != name.startswith("--no-")
 
 
 _ALL_TASKS = (prepare, find_fix, apply_changes, compare_pool, verify_and_calibrate, drain_guard)

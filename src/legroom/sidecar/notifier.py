@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from legroom.sidecar.open_incidents import OpenIncident
     from legroom.sidecar.sidecar_metrics import SidecarMetrics
 
-
 Format = Literal["json", "alertmanager", "slack"]
 FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")
 _TRIES = 4

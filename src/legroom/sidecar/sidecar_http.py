@@ -13,8 +13,7 @@ from legroom.live.metrics.endpoint import host_name, is_loopback_host
 if TYPE_CHECKING:
     from aiohttp import web
 
-_MAX_BODY_BYTES = 64 * 1024
-"""Of a POST: a JSON object of three fields."""
+_MAX_BODY_BYTES = 64 * 1024  # Of a POST: a JSON object of three fields.
 
 
 class ServedSidecar(Protocol):

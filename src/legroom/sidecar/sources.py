@@ -19,7 +19,6 @@ OnRemoved = Callable[[str], None]
 ExpectedServers = Callable[[], frozenset[str]]
 _DISCOVERY_INTERVAL_S = 60.0
 
-
 Source = Callable[[OnScrape, OnRemoved, ExpectedServers], Coroutine[Any, Any, None]]
 """Passes scrape results to its first argument, for ever. Calls the second with each server that is no longer listed, or
 that the third returns, as an earlier process found it, and is not listed."""

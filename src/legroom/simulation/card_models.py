@@ -21,8 +21,7 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import default_and_longest_len, served_model
 from legroom.vllm.traits import is_pooling
 
-_QUANTIZED_BYTES = 0.5
-"""Of a weight in the smallest bundled checkpoints: 4 bits (AWQ, GPTQ, NVFP4, MXFP4)."""
+_QUANTIZED_BYTES = 0.5  # Of a weight in the smallest bundled checkpoints: 4 bits (AWQ, GPTQ, NVFP4, MXFP4).
 
 
 @dataclass(frozen=True)

@@ -122,12 +122,10 @@ SEARCHED: dict[str, tuple[Any, ...]] = {
 gives are not searched."""
 Figure = Callable[[ReplayOutcome], float]
 """A figure to maximize."""
-_TIE_RATIO = 0.01
-"""Figures this close are a tie: less than the difference between two seeds of one load."""
+_TIE_RATIO = 0.01  # Figures this close are a tie: less than the difference between two seeds of one load.
 _MIN_LATENCIES, _MAX_REPEATS = 3, 20
 """A load that lasts this many latencies shows whether a server keeps up; a shorter one is repeated."""
-_SATURATED_WAVES = 4
-"""Batches whose ends give a server's capacity: twice as many move it by less than 4 %."""
+_SATURATED_WAVES = 4  # Batches whose ends give a server's capacity: twice as many move it by less than 4 %.
 _MAX_SAMPLED_REPLICAS = 16
 """Of more replicas this many are replayed: round robin gives all of them the same distribution."""
 

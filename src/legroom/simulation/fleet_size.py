@@ -25,8 +25,7 @@ from legroom.vllm.resolve import served_model
 
 _LENGTH_STEP = 1024
 """Tokens to which the longest request is rounded up for --max-model-len: the next prompt may be a little longer."""
-_SPLITS = (1, 2, 4, 8)
-"""Tensor-parallel sizes that are tried: up to a node of eight."""
+_SPLITS = (1, 2, 4, 8)  # Tensor-parallel sizes that are tried: up to a node of eight.
 
 
 @dataclass(frozen=True)

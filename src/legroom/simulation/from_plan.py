@@ -20,8 +20,7 @@ _SCHEDULER_SETTINGS = (
     *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching", "enable_chunked_prefill"),
     *("async_scheduling", "engine"),
 )
-_MEASURED_CLOCK_HZ = 1.98e9
-"""Of the H200 on which the latency of kernels was measured."""
+_MEASURED_CLOCK_HZ = 1.98e9  # Of the H200 on which the latency of kernels was measured.
 
 
 class PlannedScheduler(NamedTuple):

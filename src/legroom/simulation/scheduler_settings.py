@@ -9,8 +9,7 @@ from legroom.units import cdiv
 Policy = Literal["fcfs", "priority"]
 Engine = Literal["V1", "V0"]
 
-_MAX_BLOCK_SIZE = 1 << 24
-"""Larger than any context."""
+_MAX_BLOCK_SIZE = 1 << 24  # Larger than any context.
 
 
 @dataclass(frozen=True)

@@ -236,8 +236,7 @@ def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int
 
 
 SAMPLED_TOKEN = 7
-_HIGH_BYTE = bytes(1 + value % 7 for value in range(256))
-"""Tokens are 256 to 2,047: ordinary ones of every vocabulary."""
+_HIGH_BYTE = bytes(1 + value % 7 for value in range(256))  # Tokens are 256 to 2,047: ordinary ones of every vocabulary.
 
 
 def stream_tokens(name: str, length: int) -> list[int]:

@@ -23,8 +23,7 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import any_release_words
 
 CheckFinding = Literal["ok", "warning", "failure"]
-_DOCKER_SHM_BYTES = 64 * MIB
-"""Docker's default /dev/shm, with which NCCL fails at once."""
+_DOCKER_SHM_BYTES = 64 * MIB  # Docker's default /dev/shm, with which NCCL fails at once.
 _QUERY = "index,name,uuid,memory.total,memory.used,driver_version"
 _APPS_QUERY = "gpu_uuid,pid,used_memory"
 _CSV = ("--format=csv,noheader,nounits",)

@@ -17,7 +17,6 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     import aiohttp
 
-
 _MAX_ERROR_CHARACTERS = 300
 _SMOKE_TIMEOUT_S = 120.0
 _UNSUPPORTED = re.compile(r"does not support \w+ API")

@@ -22,10 +22,8 @@ from legroom.verify.verification_checks import (
     pool_check,
 )
 
-_ASSUMED_CONTEXT = 2048
-"""For a server that does not say its max_model_len."""
-_MAX_CONCURRENCY = 64
-"""Without a plan the server's max_num_seqs is unknown; --concurrency exceeds this."""
+_ASSUMED_CONTEXT = 2048  # For a server that does not say its max_model_len.
+_MAX_CONCURRENCY = 64  # Without a plan the server's max_num_seqs is unknown; --concurrency exceeds this.
 _TIMED_OUT = "not answered within the time of this verification (--timeout)"
 Progress = Callable[[float], None]
 

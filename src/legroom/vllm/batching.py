@@ -10,8 +10,7 @@ from legroom.vllm.traits import is_encoder_decoder, is_pooling, traits
 
 CHUNKED_ABOVE_TOKENS = 32768
 """V0 chunks prefills by default above this max_model_len (`EngineArgs.create_engine_config`, 0.5.3 to 0.10)."""
-_MIN_BATCHED_TOKENS = 2048
-"""The V0 engine's _DEFAULT_MAX_NUM_BATCHED_TOKENS."""
+_MIN_BATCHED_TOKENS = 2048  # The V0 engine's _DEFAULT_MAX_NUM_BATCHED_TOKENS.
 _PREFIX_LM_TYPES = ("gemma4",)
 """Multimodal models with bidirectional attention among image tokens, whose largest item must fit a step (0.22+)."""
 _BATCHED_ALL2ALL = {"deepep_low_latency", "pplx", "nixl_ep", "mori_low_latency"}

@@ -278,9 +278,8 @@ def _expert_refusals(settings: EngineSettings, model: Model, release: Release) -
         (not traits(model).moe, "only supports MoE models."),
         (not settings.enable_prefix_caching, "requires prefix caching."),
     )
-    for holds, reason in reasons:
-        if holds:
-            yield f"AuxOutput Connector {reason}", "leave --enable-return-routed-experts out"
+    hint = "leave --enable-return-routed-experts out"
+    yield from ((f"AuxOutput Connector {reason}", hint) for holds, reason in reasons if holds)
 
 
 def _lora_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:

@@ -132,9 +132,7 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
     whisper = model.architecture.startswith("Whisper")
     if is_encoder_decoder(model) and (release.before("0.10.2") or (not whisper and release.before("0.11.0"))):
         yield "an encoder-decoder model"
-    for architecture, last in _V0_ONLY:
-        if model.architecture == architecture and not release.after(last):
-            yield architecture
+    yield from (name for name, last in _V0_ONLY if model.architecture == name and not release.after(last))
 
 
 def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:

@@ -22,8 +22,7 @@ _POSITIVE = (
     *PARALLEL_SIZES,
     *("max_loras", "max_lora_rank", "kv_cache_memory_bytes"),
 )
-_LARGEST = 2**50
-"""Above every token count and byte size of a real server."""
+_LARGEST = 2**50  # Above every token count and byte size of a real server.
 
 
 def check_given(args: ServeArgs, release: Release) -> None:

@@ -148,11 +148,9 @@ _RENAMED = {"auto-round": "inc"}
 _MARLIN_NAMES = {"gptq": ("gptq_marlin", "marlin"), "awq": ("awq_marlin", "marlin")}
 _REQUANTIZING = ("fp8_per_", "int8_per_", "nvfp4_per_")
 _ONLINE_SHORTHANDS = ("online", *_REQUANTIZING)
-_ONLINE_ANY_DTYPE = {"mxfp4"}
-"""Methods whose online form takes dtypes that their checkpoints do not."""
+_ONLINE_ANY_DTYPE = {"mxfp4"}  # Methods whose online form takes dtypes that their checkpoints do not.
 _MX_GROUP = 32
-_SMALLEST_BLOCK = 32
-"""The rows of the smallest block into which 0.32 cuts the scales of experts."""
+_SMALLEST_BLOCK = 32  # The rows of the smallest block into which 0.32 cuts the scales of experts.
 _CONFIG_CLASSES = {
     "compressed-tensors": "CompressedTensorsConfig",
     "quark": "QuarkConfig",
@@ -160,7 +158,6 @@ _CONFIG_CLASSES = {
     "fbgemm_fp8": "FBGEMMFp8Config",
     "fp_quant": "FPQuantConfig",
 }
-
 
 _EXPERT_METHODS = {
     "awq": ("AutoAWQMoEMethod", "AWQMarlinMoEMethod"),

@@ -48,10 +48,8 @@ _NEGATED = re.compile(
 )
 _FAILED = reading_pattern("evidence.failed")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
-_FEWEST_WORDS_OF_SENTENCE = 12
-"""A line of code has fewer spaces between its words."""
-_MISSING = "90909090"
-"""Stands for a number of a known message that the line does not have."""
+_FEWEST_WORDS_OF_SENTENCE = 12  # A line of code has fewer spaces between its words.
+_MISSING = "90909090"  # Stands for a number of a known message that the line does not have.
 _QUOTES_CAUSE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
@@ -171,9 +169,7 @@ def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
 _FEWEST_WORDS_BEFORE = 4
 """A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
-
-_COVERED_BY = covered_messages()
-"""Messages that say less than another of the same line, by the other's id."""
+_COVERED_BY = covered_messages()  # Messages that say less than another of the same line, by the other's id.
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""
 

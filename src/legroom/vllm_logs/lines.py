@@ -19,8 +19,7 @@ _NARROWEST, _WIDEST = 40, 300
 LONGEST_LINE = 64 * 1024
 _USUAL_WIDTHS = frozenset({72, 80, 100, 120, 132})
 _USUAL_NARROWEST = min(_USUAL_WIDTHS)
-_SHORT = 8
-"""In a text of at most this many lines one break is enough."""
+_SHORT = 8  # In a text of at most this many lines one break is enough.
 _FEWEST_BREAKS = 2
 _BROKEN_SHARE = 0.03
 _WORD_BROKEN_SHARE = 0.2

@@ -14,16 +14,13 @@ from legroom.vllm_logs.lines import LONGEST_LINE, read_line
 
 MAX_LINES_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
-_MAX_SAMPLES_PER_PIECE = 16
-"""Lines of one piece that are read only because they were sampled."""
-_MAX_MARKS_PER_LINE = 1000
-"""Further marks of one line that are passed over one by one."""
+_MAX_SAMPLES_PER_PIECE = 16  # Lines of one piece that are read only because they were sampled.
+_MAX_MARKS_PER_LINE = 1000  # Further marks of one line that are passed over one by one.
 _LONG_LINE_BYTES = 8 << 20
 _TAIL_BYTES = 1 << 20
 _LONG_LINE_CONTEXT_BYTES = 16 * 1024
 _PREFIX_BYTES = 160
-_MAX_FOLLOWING_LINES = 10 * WINDOW_LINES
-"""Lines after a mark that are searched for text."""
+_MAX_FOLLOWING_LINES = 10 * WINDOW_LINES  # Lines after a mark that are searched for text.
 _IN_JSON = str.maketrans({'"': '\\"', "<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 # Rarer marks for start-up lines whose own mark is too common.
 _RARER_MARKS = read_data("evidence.json")["rarer_marks"]

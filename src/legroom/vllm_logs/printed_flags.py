@@ -167,10 +167,8 @@ _ENUM = re.compile(r"<\w+\.\w+: (?P<value>'[^']*'|\d+)>")
 _MODULE = re.compile(r"\w+\(name='(?P<name>[^']*)', (?:local_)?path='(?P<path>[^']*)'")
 _OPEN, _CLOSE = "([{", ")]}"
 _NOT_FLAGS = frozenset({"model_tag", "subparser", "command", "dispatch_function", "config", "usage_context"})
-_SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})
-"""`LLM(...)` sets these by itself."""
-_STRAIGHT = str.maketrans("‘’“”", "''\"\"")
-"""Quotes that a web page made of straight ones."""
+_SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})  # `LLM(...)` sets these by itself.
+_STRAIGHT = str.maketrans("‘’“”", "''\"\"")  # Quotes that a web page made of straight ones.
 _MAX_FLAGS = 400
 _TYPES: dict[str, Any] = {"bool": bool, "int": int, "str": str, "Mapping": dict}
 _TYPES |= {"float": int | float, "tuple": list | tuple}

@@ -174,8 +174,7 @@ def startup_of(events: list[StartupEvent]) -> Startup:
 def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
     """The start-up with release, arguments and engine settings as the log prints them."""
     config, mapping, namespace = (_first_text(events, name) for name in ("config", "mapping", "namespace"))
-    facts = engine_facts(config) if config else {}
-    args = merged_args(mapping, namespace, facts)
+    args = merged_args(mapping, namespace, engine_facts(config) if config else {})
     if not args.model:
         args = replace(args, model=_first_text(events, "model") or "")
     from_server = any(event.id in ("api_server", "namespace") or "APIServer" in event.process for event in events)
@@ -217,8 +216,7 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
     peak = _largest_value(events, "peak_activation_bytes")
     if activation is None and peak is not None:
         # The summary of 0.18 and of 0.27+ adds the applied graph estimate to the activation peak.
-        inside = applied and _summary_includes_graphs(startup.vllm)
-        activation = peak - (estimate or 0 if inside else 0)
+        activation = peak - (estimate or 0 if (applied and _summary_includes_graphs(startup.vllm)) else 0)
     explicit = _smallest_value(events, "explicit_kv_bytes")
     available = _smallest_value(events, "available_kv_bytes")
     return replace(
@@ -258,10 +256,8 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
             id_ = "weights_too_big"
         elif before & {"kv_tokens", "gpu_blocks", "max_concurrency"}:
             id_ = "cudagraph_capture_oom"
-        elif "available_kv" in before:
-            id_ = "kv_allocation_oom"
         else:
-            id_ = "profiling_activation_peak"
+            id_ = "kv_allocation_oom" if "available_kv" in before else "profiling_activation_peak"
     elif id_ == "sampler_warmup_oom":
         id_ = "cudagraph_capture_oom"
     available = "free_bytes" if id_ == "free_memory_lt_requested" else "available_bytes"

@@ -21,8 +21,7 @@ from legroom.records import dataclass
 from legroom.web.endpoints import BadRequest, answer, error_document
 from legroom.web.schemas import check_request
 
-_MAX_LOG_IN_MEMORY_BYTES = 16 << 20
-"""A longer log goes to a worker through a temporary file."""
+_MAX_LOG_IN_MEMORY_BYTES = 16 << 20  # A longer log goes to a worker through a temporary file.
 _request_numbers = count(1)
 
 
@@ -168,9 +167,7 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> Wo
 
 def http_status(error: LegroomError) -> int:
     """400 for a request that does not match its schema, 424 for an unreachable dependency, else 422."""
-    if isinstance(error, BadRequest):
-        return 400
-    return 424 if error.exit_code == UNREACHABLE else 422
+    return 400 if isinstance(error, BadRequest) else 424 if error.exit_code == UNREACHABLE else 422
 
 
 def _parse_json(body: bytes) -> Any:

@@ -16,8 +16,7 @@ from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 if TYPE_CHECKING:
     from legroom.sidecar.watch_config import SidecarConfig
 
-_MAX_UNREAD_EVENTS = 1_000
-"""Per reader; then its oldest events are dropped."""
+_MAX_UNREAD_EVENTS = 1_000  # Per reader; then its oldest events are dropped.
 _MAX_POINTS = 120
 _END = ""
 

@@ -36,19 +36,13 @@ from legroom.worker.worker_memory import (
 
 LOG = logging.getLogger("legroom.worker")
 FOLDER = "LEGROOM_BLACKBOX_DIR"
-_RECENT = 60
-"""Readings kept as they come: five minutes at five seconds each."""
-_EARLIER = 240
-"""Readings of a minute each before those: four hours."""
-_MOST_RECORDS = 5
-"""Of one process: a server that survives each failure would fill the disk."""
-_MOST_FILES = 50
-"""In one folder, of all servers; the oldest are removed."""
-_SAME_FAILURE_S = 120.0
-"""A log entry within this time after a failed allocation is about the same failure."""
+_RECENT = 60  # Readings kept as they come: five minutes at five seconds each.
+_EARLIER = 240  # Readings of a minute each before those: four hours.
+_MOST_RECORDS = 5  # Of one process: a server that survives each failure would fill the disk.
+_MOST_FILES = 50  # In one folder, of all servers; the oldest are removed.
+_SAME_FAILURE_S = 120.0  # A log entry within this time after a failed allocation is about the same failure.
 _MESSAGE_CHARS = 2000
-_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
-"""In the message of PyTorch's CPU allocator."""
+_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")  # In the message of PyTorch's CPU allocator.
 _SHORT_FRAMES = 5
 
 
@@ -125,8 +119,7 @@ class BlackBoxRecorder:
     def record_now(self) -> None:
         """Write a black box on request: the current state, and the stack of the main thread."""
         try:
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            frames = list(stack.with_callers(main))
+            frames = list(stack.with_callers(sys._current_frames().get(threading.main_thread().ident or 0)))
             self._record("asked", black_box.FailedRequest(frames=stack.stack_frames(frames)), frames)
         except BaseException as error:
             _log_failure(error)

@@ -10,8 +10,7 @@ from legroom.black_box import RecordedStep, ScheduledRequest, StackFrame
 _MOST_FRAMES = 60
 _MOST_REQUESTS = 8
 _ABOVE_PACKAGES = ("/site-packages/", "/dist-packages/", "/vllm/")
-_STEP = "scheduler_output"
-"""The local variable with the step, in every function between executor and model (0.8 on)."""
+_STEP = "scheduler_output"  # The local variable with the step, in every function between executor and model (0.8 on).
 _BATCH = "input_batch"
 """The local variable of the V2 model runner, which no longer has the step when it samples (0.16 on)."""
 _SETTINGS = {

@@ -178,8 +178,7 @@ def read_worker_memory() -> tuple[WorkerMemory, ...]:
 
 def worker_rank() -> int | None:
     """The rank of this process; None where vLLM has not set one."""
-    groups = sys.modules.get("vllm.distributed.parallel_state")
-    world = getattr(groups, "_WORLD", None)
+    world = getattr(sys.modules.get("vllm.distributed.parallel_state"), "_WORLD", None)
     return None if world is None else int(world.rank)
 
 

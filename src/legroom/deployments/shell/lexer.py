@@ -18,8 +18,7 @@ _CONTINUED = pattern("lexer.continued")
 _PLACEHOLDER = pattern("lexer.placeholder")
 """`<your model>`, `<org>/<model>`, `{your model}`, `{{ model }}`; shell has a comma, semicolon or space in braces."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
-_MAX_WORDS = 200_000
-"""About a second of work; real scripts have a few thousand words."""
+_MAX_WORDS = 200_000  # About a second of work; real scripts have a few thousand words.
 LITERAL_DOLLAR = "\ue000"
 """Stands for an escaped or single-quoted dollar sign until variables are replaced."""
 

@@ -13,10 +13,8 @@ from legroom.deployments.subjects import FilePart, InvokedCommand, Runs, Started
 from legroom.facts import pattern
 
 _RUNS_C = (*server_words.SHELLS, "su", "runuser")
-_TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
-"""Commands that run a quoted word as a script without -c."""
-_PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
-"""Commands that only print or match `vllm serve`."""
+_TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")  # Commands that run a quoted word as a script without -c.
+_PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")  # Commands that only print or match `vllm serve`.
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
 
 

@@ -18,8 +18,7 @@ _CERTAIN = message_group("host_memory")
 _LIKELY = ("oom_killer", "bus_error", "core_bus_error", "host_ram_told", "cpu_share_told")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
-_REFUSED_PIN = "CUDA error: invalid argument"
-"""What cudaHostAlloc returns for a size that the host cannot lock."""
+_REFUSED_PIN = "CUDA error: invalid argument"  # What cudaHostAlloc returns for a size that the host cannot lock.
 
 _MEMORY = re.compile(r"oom|memory", re.IGNORECASE)
 _BY_SIGN = (
@@ -28,8 +27,7 @@ _BY_SIGN = (
     ("streamer_loader", "bounded_streamer"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
-_LITTLE_LEFT = 20
-"""Ray's monitor and earlyoom act at a twentieth of the RAM."""
+_LITTLE_LEFT = 20  # Ray's monitor and earlyoom act at a twentieth of the RAM.
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
 _LIMITED = re.compile(r"(?i)kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
 """What names the memory limit of a container or job, or the exit code that its platform reports."""

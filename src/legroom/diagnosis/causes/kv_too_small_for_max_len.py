@@ -16,15 +16,11 @@ from legroom.vllm.args import env_flag
 from legroom.vllm.batching import CHUNKED_ABOVE_TOKENS
 from legroom.vllm.resolve import default_and_longest_len
 
-_ROUNDED = GIB // 200
-"""Rounding error of GiB printed with two digits."""
-_MIN_LENGTH_GAIN = 4
-"""A pool that holds less than a quarter of max_model_len is raised before the length is lowered."""
+_ROUNDED = GIB // 200  # Rounding error of GiB printed with two digits.
+_MIN_LENGTH_GAIN = 4  # A pool that holds less than a quarter of max_model_len is raised before the length is lowered.
 
-_SHORT_CONTEXT_TOKENS = 4096
-"""Contexts below this are of little use: more memory is proposed first."""
-_HARDLY_USABLE_PART = 10
-"""Where the length is not printed, a tenth of it is not what the server was started for."""
+_SHORT_CONTEXT_TOKENS = 4096  # Contexts below this are of little use: more memory is proposed first.
+_HARDLY_USABLE_PART = 10  # Where the length is not printed, a tenth of it is not what the server was started for.
 _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
 

@@ -30,8 +30,7 @@ from legroom.vllm_logs.evidence import Evidence
 
 _UNSEEN_POOL = "--num-gpu-blocks-override or --kv-cache-memory-bytes"
 """What a pool beyond the card was set with, where the text does not show which."""
-_FEW_SEQUENCES = 64
-"""Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB."""
+_FEW_SEQUENCES = 64  # Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB.
 
 
 def examine(case: Case) -> Assessment | None:

@@ -23,8 +23,7 @@ from legroom.diagnosis.fixes.step_savings import (
 )
 from legroom.units import GIB, gib, human_bytes
 
-_V0_MEDIA_LENGTH = 32768
-"""Two images of the most tokens that Qwen-VL makes of one (16,384)."""
+_V0_MEDIA_LENGTH = 32768  # Two images of the most tokens that Qwen-VL makes of one (16,384).
 _DUMMY_IMAGES = "The V0 engine profiles max_num_seqs sequences with all their images at once."
 
 
@@ -101,9 +100,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if is_pool_oversized(case):
         share = {"gpu_memory_utilization": round(planner.utilization * 3 / 4, 2)}
         why = f"How much of the pool was still to come is not printed: three quarters of {planner.utilization:g}."
-        trades = "a smaller KV pool"
         # What the plan says of the pool is what did not hold here.
-        yield Fix("lower_util", why, share, trades=trades, is_unplanned=True)
+        yield Fix("lower_util", why, share, trades="a smaller KV pool", is_unplanned=True)
         yield _fewer_sequences(planner)
         return
     if case.site == "warmup" or case.has("hbm_oom"):

@@ -43,21 +43,16 @@ def _explanation(case: Case) -> str:
     return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 
-def _is_fp8(planner: FixPlanner) -> bool:
-    """Whether the weights are in FP8, by the model's config or the traceback."""
-    config = planner.model.quantization if planner.model is not None else None
-    frames = " ".join(item.text for item in planner.case.all("frame_quant"))
-    return "scaled_quantize" in frames or (config is not None and config.method == "fp8")
-
-
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): another release, a quantized checkpoint, a lower utilization, more GPUs."""
     if planner.case.has("kernel_workspace"):
         yield known_fix("other_kernel")
-    if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):
-        yield known_fix("mla_weights_in_8_bits" if _is_fp8(planner) else "mla_weights_as_they_are")
-    named = " ".join(item.text for item in planner.case.all("frame_quant"))
-    named = f"{named} {planner.known.args.model} {planner.known.args.quantization}"
+    frames = " ".join(item.text for item in planner.case.all("frame_quant"))
+    if any(mark in frames for mark in _MLA_MARKS):
+        config = planner.model.quantization if planner.model is not None else None
+        is_fp8 = "scaled_quantize" in frames or (config is not None and config.method == "fp8")
+        yield known_fix("mla_weights_in_8_bits" if is_fp8 else "mla_weights_as_they_are")
+    named = f"{frames} {planner.known.args.model} {planner.known.args.quantization}"
     if "arlin" in named and re.search(r"\b(?:AWQ|GPTQ)\b|\b(?:awq|gptq)_marlin ", named):
         yield known_fix("checkpoint_as_it_is")
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""

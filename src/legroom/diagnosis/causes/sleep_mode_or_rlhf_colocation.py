@@ -15,10 +15,8 @@ _SERVER_BESIDE = "another process, such as a server awake beside it,"
 _START_CHECKS = ("free_below_desired", "free_below_desired_bare")
 _KEEPS_PART = 20
 """Weights and pool are most of what an engine holds: sleep that frees a twentieth of what stays keeps both."""
-_LEAST_SHARE = 0.3
-"""Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
-_USUAL_SHARE = 0.5
-"""The middle of what those scripts set: at most that, the share itself leaves no block."""
+_LEAST_SHARE = 0.3  # Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7.
+_USUAL_SHARE = 0.5  # The middle of what those scripts set: at most that, the share itself leaves no block.
 
 
 def examine(case: Case) -> Assessment | None:

@@ -70,8 +70,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     if case.platform.integrated and (oom := case.oom) and oom.total_bytes:
         why = reason("integrated_amd", {"total": gib(oom.total_bytes)})
         strength = Strength.NAMED  # that share is the limit, whatever filled it
-    proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
-    return Assessment(strength, proven, why)
+    return Assessment(strength, proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure), why)
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:

@@ -18,8 +18,7 @@ _VIEWS = ("wsl", "container_told")
 """Where the list of processes inside does not show who holds the card: what shows it."""
 SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
-_USABLE_PART = 5
-"""A budget below a fifth of the wanted one hardly holds the model that the wanted one was for."""
+_USABLE_PART = 5  # A budget below a fifth of the wanted one hardly holds the model that the wanted one was for.
 UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
 
@@ -67,8 +66,7 @@ def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
 
 def listed_programs(case: Case) -> list[str]:
     """`NAME with SIZE` of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
-    listed = _other_programs(case)
-    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in listed]
+    return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in _other_programs(case)]
 
 
 def _steps_of_programs(case: Case) -> list[str]:

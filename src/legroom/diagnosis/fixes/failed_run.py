@@ -73,8 +73,7 @@ class KnownDeployment:
     """The card's total is computed from other figures of the log."""
 
 
-_NOT_REPEATED = ("unknown", "removed", "not_yet")
-"""Problems of a flag for which it is left out of a command."""
+_NOT_REPEATED = ("unknown", "removed", "not_yet")  # Problems of a flag for which it is left out of a command.
 
 
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
@@ -314,8 +313,7 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
             if hints.gpu:
                 raise
     if card is None and total:
-        is_npu = case.oom is not None and case.oom.platform == "NPU"
-        card = None if is_npu else _card_of_total(total)
+        card = None if case.oom is not None and case.oom.platform == "NPU" else _card_of_total(total)
         card = card or known_gpu(f"{total / GIB:.2f}GiB")
     if card is None or not total:
         return card
@@ -343,8 +341,7 @@ def other_card_notes(case: Case, hints: Hints | None) -> tuple[str, ...]:
 def _card_of_total(total: int) -> Gpu | None:
     """The card that reports this many total bytes; None where none does or cards of several compute capabilities do."""
     near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
-    capabilities = {card.compute_capability for card in near}
-    return near[0] if near and len(capabilities) == 1 else None
+    return near[0] if near and len({card.compute_capability for card in near}) == 1 else None
 
 
 def _printed_total_bytes(case: Case) -> int | None:

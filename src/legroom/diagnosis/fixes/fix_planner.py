@@ -40,8 +40,7 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
-_SPARE_BYTES = GIB // 2
-"""What a raised share leaves free: a CUDA context and the workspaces of kernels."""
+_SPARE_BYTES = GIB // 2  # What a raised share leaves free: a CUDA context and the workspaces of kernels.
 _CUT_CHECK = "free_below_desired_bare"
 _RANK_FLAGS = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")

@@ -40,7 +40,12 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     if args.kv_cache_memory_bytes is not None:
         return _more_pool_bytes_fix(planner, args) or _scaled_pool_fix(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
-        return _more_cpu_space_fix(planner, args)
+        plan = _kv_plan_of_pool(planner, args, 0)
+        if plan is None:
+            return None
+        space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
+        why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
+        return Fix("kv_cache_memory_bytes", why, env={_CPU_SPACE_VARIABLE: str(space)})
     told = planner.case.first("kv_tokens_short")
     wanted, fits = (told.number(name) or 0 if told else 0 for name in ("max_model_len_count", "fits_len_count"))
     if told is None or _CPU_SPACE_VARIABLE not in told.window or not 0 < fits < wanted:
@@ -102,17 +107,6 @@ def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     return _pool_fix(planner, {"num_gpu_blocks_override": blocks}, why)
 
 
-def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """Fix: a VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
-    plan = _kv_plan_of_pool(planner, args, 0)
-    if plan is None:
-        return None
-    space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
-    why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
-    env = {_CPU_SPACE_VARIABLE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env)
-
-
 def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | None:
     """Fix: another KV cache size by these flags; None where the memory model says that it would not start."""
     trades = "that much more memory" if "kv_cache_memory_bytes" in flags else "more of the pool is used"
@@ -151,8 +145,7 @@ def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     return Fix("limit_multimodal", why, flags=flags, trades="larger or more media are scaled or refused")
 
 
-_MEGAPIXEL = 1003520
-"""1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
+_MEGAPIXEL = 1003520  # 1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image.
 
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
@@ -195,7 +188,8 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
     flags: dict[str, Any] = {}
     reasons, steps = [], []
     if words and "/" in words[0] and not words[0].startswith(("-", "{")):
-        return _positional_model_fix(planner, words[0])
+        steps = [f"vllm serve {words[0]} ... (with the same flags), or put --model in front of {words[0]}"]
+        return Fix("flag", reason("model_by_position", {"word": words[0]}), steps=tuple(steps))
     for position, word in enumerate(words):
         if not word.startswith("--"):
             continue
@@ -223,12 +217,6 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
     return _flag_fix(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
 
 
-def _positional_model_fix(planner: FixPlanner, word: str) -> Fix:
-    """Fix: the model (`word`) by position for `vllm serve`, as --model for the api_server module."""
-    steps = (f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",)
-    return Fix("flag", reason("model_by_position", {"word": word}), steps=steps)
-
-
 def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:
     """What is wrong with a flag in this release; None where nothing is."""
     try:
@@ -243,9 +231,7 @@ def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> 
     if problem.kind not in ("renamed", "unknown") or not problem.instead.startswith("--") or " " in problem.instead:
         return None
     flag = flags_of(planner.known.release).get(problem.instead)
-    if flag is None or (flag.kind in _SWITCHES) != (not value):
-        return None
-    return flag.dest
+    return None if flag is None or (flag.kind in _SWITCHES) != (not value) else flag.dest
 
 
 def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:

@@ -15,8 +15,7 @@ from legroom.units import GIB, gib
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 WORKSTATION_BYTES = 33 * GIB
 """Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
-_EVEN_SPLITS = (2, 4, 8)
-"""Ranks that divide the attention heads of nearly every model."""
+_EVEN_SPLITS = (2, 4, 8)  # Ranks that divide the attention heads of nearly every model.
 _BILLIONS = re.compile(r"(?i)[-_](\d+(?:\.\d+)?)B(?![a-z])(?!-A\d)")
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 

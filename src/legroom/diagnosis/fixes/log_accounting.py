@@ -26,8 +26,7 @@ FULL_OF_WEIGHTS = 0.85
 """Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 BESIDE_BYTES = 3 << 30
 """CUDA context, profile run and a small pool, where none is measured."""
-_LEAST_BESIDE_BYTES = 1 << 29
-"""CUDA context and the smallest profile run (H200 starts)."""
+_LEAST_BESIDE_BYTES = 1 << 29  # CUDA context and the smallest profile run (H200 starts).
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,7 @@ def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, in
 
 _MAX_RELATIVE_DISTANCE = 0.03
 """Distance from a card's known band: an error of 1 GiB in the peak is 4 % of a 24 GiB card."""
-_MAX_ITERATIONS = 3
-"""Defaults depend on the card, and the peak on the defaults; two iterations nearly always suffice."""
+_MAX_ITERATIONS = 3  # Defaults depend on the card, and the peak on the defaults; two iterations nearly always suffice.
 
 
 def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:

@@ -20,8 +20,7 @@ LARGEST_DEFAULT_TOKENS = 8192
 _V0_LINE = re.compile(r"# [CG]PU blocks: \d")
 """V1 prints tokens."""
 
-_CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)
-"""Examples where no card is named: the usual sizes of cards that serve."""
+_CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)  # Examples where no card is named: the usual sizes of cards that serve.
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:

@@ -23,8 +23,7 @@ HELP = "values for the chart vllm-stack (vLLM production stack)"
 NEEDS_PLAN = True
 add_options = partial(add_server_options, image=True)
 CHART = "vllm-stack 0.1.12 (vLLM production stack)"
-_GRACE_S = 30
-"""Kubernetes' default: the chart has no key for terminationGracePeriodSeconds."""
+_GRACE_S = 30  # Kubernetes' default: the chart has no key for terminationGracePeriodSeconds.
 _TEARDOWN_S = 10
 _KEYS = {
     "--max-model-len": ("maxModelLen", int),
@@ -37,8 +36,7 @@ _KEYS = {
     "--convert": ("convert", str),
 }
 """Flags that the chart has keys for; every other one goes into extraArgs."""
-_MOST = 999_999
-"""Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts."""
+_MOST = 999_999  # Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts.
 _OWN = frozenset(
     [
         "--enable-prefix-caching",

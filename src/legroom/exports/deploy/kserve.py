@@ -40,8 +40,7 @@ _IN_PARALLELISM = frozenset(
 """Flags that KServe's template of several nodes writes itself."""
 
 _DOWNLOADER = "storage-initializer"
-_DOWNLOADING = frozenset({"HF_TOKEN"})
-"""Variables of the container that downloads the model."""
+_DOWNLOADING = frozenset({"HF_TOKEN"})  # Variables of the container that downloads the model.
 _PRE_STOP_S, _END_S = 15, 5
 """Seconds of the grace period that the template does not give to the drain (config_merge.go)."""
 

@@ -167,8 +167,7 @@ def _is_under(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
-_MOST_BYTES = 900_000
-"""A ConfigMap holds at most 1 MiB; larger files are mounted from the node."""
+_MOST_BYTES = 900_000  # A ConfigMap holds at most 1 MiB; larger files are mounted from the node.
 _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", True))
 """The kubectl type, the name suffix and the privacy of the objects that hold files."""
 

@@ -39,8 +39,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     except ImportError as error:
         hint = "pip install 'legroom[export]'"
         raise LegroomError("the Grafana Foundation SDK is not installed", hint, UNREACHABLE) from error
-    text = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request))
-    return (ExportedFile(FILE, text + "\n"),)
+    return (ExportedFile(FILE, JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request)) + "\n"),)
 
 
 def dashboard_uid(plan: PlanDocument | None) -> str:

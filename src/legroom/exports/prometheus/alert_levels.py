@@ -91,9 +91,8 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
         return levels
-    checkpoint = checkpoint_bytes(plan, parse_command(plan.command, plan.release))
     # Without the download of a first start, which would delay the report of an outage.
-    start = StartTimes(checkpoint, disk_bytes_s, 0)
+    start = StartTimes(checkpoint_bytes(plan, parse_command(plan.command, plan.release)), disk_bytes_s, 0)
     # One start more than the counted restarts, for the time served before the first.
     window_s = max(levels.crash_window_s, (levels.unexplained_restarts + 1) * start.expected_s)
     first_s = replace(start, download_bytes_s=DOWNLOAD_BYTES_S).limit_s

@@ -27,18 +27,15 @@ _UNSEEN_KINDS = "fragmentation|gpu_neighbour|host_memory_creep|memory_burst|memo
 """Incidents of the sidecar that no rule over vLLM's metrics can detect."""
 _MISSING = "VllmMetricsMissing"
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
-_RATE = 'printf "%.2f"'
-"""`humanize` would print 100m for a tenth."""
+_RATE = 'printf "%.2f"'  # `humanize` would print 100m for a tenth.
 _WHERE = (
     "{{ $labels.model_name }} on {{ $labels.instance }}"
     '{{ with $labels.engine }}{{ if ne . "0" }}, engine {{ . }}{{ end }}{{ end }}'
 )
 """The engine is named only where it is not 0, the number of a single engine."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
-_SUBQUERY_S = 300
-"""The resolution of subqueries over a day."""
-_CONTAINER = 'container=~".*vllm.*|kserve-container"'
-"""KServe names the container of a predictor so."""
+_SUBQUERY_S = 300  # The resolution of subqueries over a day.
+_CONTAINER = 'container=~".*vllm.*|kserve-container"'  # KServe names the container of a predictor so.
 _REFUSED = "ErrImagePull|ImagePullBackOff|InvalidImageName|CreateContainerConfigError|CreateContainerError"
 _WANTED = (
     '{__name__=~"kube_horizontalpodautoscaler_status_desired_replicas|kube_deployment_spec_replicas|'

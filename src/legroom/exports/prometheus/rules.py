@@ -170,8 +170,7 @@ def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Ex
         key, _, value = text.partition("=")
         labels[key] = value
     namespace = options.get("namespace")
-    where = {"namespace": namespace} if namespace else {}
-    about = {"name": "legroom-vllm", **where, "labels": labels}
+    about = {"name": "legroom-vllm", **({"namespace": namespace} if namespace else {}), "labels": labels}
     kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
     # The operator skips pods without the named port, such as workers of a server over several nodes.
     endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{_SCRAPE_S}s"}

@@ -54,8 +54,7 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
 
 def _model_type(config: Config, architecture: str) -> str:
     """The model type that the architecture implies, else the config's without `_text`."""
-    stated = str(config.get("model_type") or "")
-    return _BY_ARCHITECTURE.get(architecture, stated.removesuffix("_text"))
+    return _BY_ARCHITECTURE.get(architecture, str(config.get("model_type") or "").removesuffix("_text"))
 
 
 _BY_ARCHITECTURE = {

@@ -100,9 +100,7 @@ def _text_interval(text: Mapping[str, Any]) -> int | None:
     """Every how many layers a full one comes, from a text like `3 sliding : 1 full`; None without one."""
     words = str(text.get("layer_pattern") or "")
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
-    if ratio:
-        return int(ratio.group(1)) + 1
-    return 2 if words.startswith("alternating") else None
+    return int(ratio.group(1)) + 1 if ratio else 2 if words.startswith("alternating") else None
 
 
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:

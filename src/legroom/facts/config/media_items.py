@@ -104,8 +104,7 @@ class _Grid:
         """An image of one tile, of `image_seq_length` tokens, else of (side x `downsample_ratio`, or 0.5) squared."""
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
-            ratio = float(self.config.get("downsample_ratio") or 0.5)
-            tokens = int((self.side * ratio) ** 2)
+            tokens = int((self.side * float(self.config.get("downsample_ratio") or 0.5)) ** 2)
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
     def _tiled_image(self, kind: str, spec: Config) -> MediaItem:

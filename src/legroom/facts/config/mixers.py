@@ -158,8 +158,7 @@ def mtp_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) 
     if latent(attention[-1:]) and attention[-1].window is not None:
         first = int_field(text, "num_hidden_layers")
         return tuple(_deepseek_v4_attention(text, first + index) for index in range(count))
-    full = [mixer for mixer in attention if mixer.window is None]
-    return ((full or attention)[-1],) * count
+    return (([mixer for mixer in attention if mixer.window is None] or attention)[-1],) * count
 
 
 def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:

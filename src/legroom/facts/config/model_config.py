@@ -18,8 +18,7 @@ _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float
 # vLLM serves a decoder with a sentence-transformers pooling config with the pooling runner. The config.json does not
 # show that, so the model's name decides.
 _NAMED_EMBEDDING = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])", re.IGNORECASE)
-_TextConfig = Mapping[str, Any]
-"""The language model's part of a config.json, under canonical names."""
+_TextConfig = Mapping[str, Any]  # The language model's part of a config.json, under canonical names.
 
 
 def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
@@ -117,8 +116,7 @@ def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bo
 
 _ALREADY_SCALED = {"su", "longrope", "llama3"}
 _YARN = {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
-_FALLBACK_LEN = 2048
-"""vLLM assumes this where a config names no length at all."""
+_FALLBACK_LEN = 2048  # vLLM assumes this where a config names no length at all.
 
 
 def derived_max_len(text: _TextConfig, *, yarn_multiplies: bool = False) -> int:
@@ -153,8 +151,7 @@ def _rope_parameters(text: _TextConfig) -> Iterator[Mapping[str, Any]]:
         rope = text.get(key)
         if not isinstance(rope, Mapping):
             continue
-        inner = [value for value in rope.values() if isinstance(value, Mapping)]
-        yield from inner or [rope]
+        yield from [value for value in rope.values() if isinstance(value, Mapping)] or [rope]
         return
 
 

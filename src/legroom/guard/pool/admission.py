@@ -36,7 +36,6 @@ BACKGROUND_S = 60.0
 STEPS_INTERVAL_S = 0.1
 """How often the engine's step counter is read while requests wait."""
 
-
 _SERVER_SERIES = {
     "upstream_up": "1 if the server behind the guard answered this scrape.",
     "upstream_under_way": "1 while `legroom run` starts or stops the server behind the guard.",

@@ -40,7 +40,6 @@ RECHECK_INTERVAL_S = 0.05
 ACTIVE_CLIENT_S = 60.0
 """Clients heard within this time share the pool."""
 
-
 MOST_CLIENTS = 4096
 """Clients whose last tag is kept (0.5 MB); a forgotten one starts like a new one."""
 

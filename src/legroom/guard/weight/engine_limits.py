@@ -33,7 +33,6 @@ SLOTS_PER_DRAFT = 2
 FIRST_WITH_QUEUE_BOUNDS = "0.29.0"
 """The first vLLM with --max-num-queued-reqs and --max-num-queued-tokens."""
 
-
 _FLAG_FIELDS = ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media", "prefix_caching")
 
 

@@ -79,8 +79,7 @@ def _limit_below_files(server: StartedServer, context: Context, limit: int, held
         yield replace(found, severity="note")
 
 
-_MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
-"""Flags that put ranks on other machines."""
+_MULTI_NODE = ("--distributed-executor-backend", "--nnodes")  # Flags that put ranks on other machines.
 _PARTS = ("size-local", "rank", "start-rank", "address", "backend", "external-lb", "hybrid-lb")
 _DATA_PARALLEL_NODES = ("--headless", *(f"--data-parallel-{part}" for part in _PARTS))
 """Flags that put data-parallel engines on other machines."""

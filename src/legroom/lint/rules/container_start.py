@@ -89,8 +89,7 @@ def _image_facts(key: str) -> str:
 @checks(StartedServer, "probe-port", "probe-path", "probe-missing")
 def probes_of_server(server: StartedServer, context: Context) -> Findings:
     """Probes that ask another port or for what vLLM does not have, and a Deployment without a readiness probe."""
-    args = context.parsed_args(server).args
-    port = known_port(server, args)
+    port = known_port(server, context.parsed_args(server).args)
     for probe in server.probes:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"

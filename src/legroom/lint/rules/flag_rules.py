@@ -39,12 +39,10 @@ _SHARE = "--gpu-memory-utilization"
 _VARIABLE, _FILLED_IN = pattern("flag_rules.variable"), pattern("flag_rules.filled_in")
 _CHOICE_FOR_READER, _MORE = pattern("flag_rules.choice_for_reader"), pattern("flag_rules.more")
 _QUANTIZED = re.compile(r"(?i)fp[48]|int[48]|[wa]\d+a\d+|awq|gptq|bnb|gguf|quant|[48]bit")
-_EXTENSIONS = {"--omni": "vLLM-Omni"}
-"""Switches that hand the command line to another program with its own flags."""
+_EXTENSIONS = {"--omni": "vLLM-Omni"}  # Switches that hand the command line to another program with its own flags.
 _EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
 _OTHER_RELEASE = frozenset({"removed", "renamed", "not_yet"})
-_FORK = frozenset({"unknown", "bad_choice"})
-"""Problems that a fork, a plugin or a newer release may not have."""
+_FORK = frozenset({"unknown", "bad_choice"})  # Problems that a fork, a plugin or a newer release may not have.
 
 
 @checks(StartedServer, "flag-unknown", "flag-removed", "flag-not-yet", "flag-value", "flag-ignored", "flag-of-another")

@@ -14,8 +14,7 @@ from legroom.drawing.text import plural
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding
 
-_Refusal = tuple[Node, str, str]
-"""The node, what is wrong with it, and what to write instead."""
+_Refusal = tuple[Node, str, str]  # The node, what is wrong with it, and what to write instead.
 _NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false|True|False")
 _COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
 _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")

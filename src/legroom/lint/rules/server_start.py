@@ -17,8 +17,7 @@ from legroom.units import human_bytes
 from legroom.vllm.config_rules import field_refusals
 
 _NO_MEMORY = pattern("server_start.no_memory")
-_USUAL_SHARE = 0.9
-"""What vLLM takes by default: hardly any other program runs in the rest of a card."""
+_USUAL_SHARE = 0.9  # What vLLM takes by default: hardly any other program runs in the rest of a card.
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
@@ -130,10 +129,8 @@ def _shares(server: StartedServer, context: Context) -> dict[int, float]:
 
 _FASTEST_DISK_BYTES_S, _NVME_BYTES_S = 10e9, 2e9
 """An upper bound of what a server's disks read, and what one local NVMe drive reads."""
-_SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
-"""The fastest measured start, without the time to read weights."""
-_DAY_S = 86_400
-"""No start takes a day, however large its model is."""
+_SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S  # The fastest measured start, without the time to read weights.
+_DAY_S = 86_400  # No start takes a day, however large its model is.
 
 
 @checks(StartedServer, "start-too-short")

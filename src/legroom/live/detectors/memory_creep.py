@@ -8,11 +8,8 @@ from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.units import human_bytes
 
 _HOUR_S = 3600.0
-_MIN_POINTS = 12
-"""An hour at one point in five minutes."""
-_GAP_S = 1800.0
-"""A gap of six points: the server may have been another one before it."""
-
+_MIN_POINTS = 12  # An hour at one point in five minutes.
+_GAP_S = 1800.0  # A gap of six points: the server may have been another one before it.
 
 MemorySeries = tuple[Sequence[tuple[float, float]], str]
 """(time, bytes) points and a phrase that names them."""

@@ -16,8 +16,7 @@ class PoolPressure(Detector):
         if not window.is_answering or not window.steps:
             return None
         known = (engine for engine in window.steps[-1].engines if engine.kv_use is not None)
-        conditions = [self._engine_condition(engine, window) for engine in known]
-        return worst_condition(conditions)
+        return worst_condition([self._engine_condition(engine, window) for engine in known])
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
         """Bad where the KV pool has no room and requests are queued or were preempted in this step."""

@@ -118,8 +118,7 @@ class SampleStore:
         rows: list[Sequence[float | None]] = []
         end_ms = math.floor(until_s * 1000) + 1
         for step_s in steps_s[steps_s.index(finest_s) :]:
-            older = list(self._sample_rows(server_id, step_s, math.ceil(since_s * 1000), end_ms))
-            rows = older + rows
+            rows = list(self._sample_rows(server_id, step_s, math.ceil(since_s * 1000), end_ms)) + rows
             end_ms = int(rows[0][1] or 0) - 1000 * step_s if rows else end_ms
         return tuple(_to_points(rows))
 

@@ -69,8 +69,7 @@ def masked_url(address: str) -> str:
         host = _host_and_port(parts)
     except ValueError:
         return "[an address that cannot be read]"
-    query = "[masked]" if parts.query else ""
-    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+    return urlunsplit((parts.scheme, host, parts.path, "[masked]" if parts.query else "", ""))
 
 
 @lru_cache(16_384)

@@ -55,11 +55,8 @@ GUARD_SERIES = {
 """Series of the guard -> field of GuardSample; GUARD_REASONS has the fields of rejections."""
 GUARD_REASONS = {"queue_full": "refused", "queue_timeout": "timed_out"}
 """Reasons of the guard to refuse a request for lack of room -> field of GuardSample."""
-_PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
-"""Ray and some collectors rewrite the colon."""
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Control characters, which would move a terminal's cursor."""
-
+_PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")  # Ray and some collectors rewrite the colon.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # Control characters, which would move a terminal's cursor.
 
 _LABEL_SET = re.compile(rb'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?')
 

@@ -25,27 +25,21 @@ if TYPE_CHECKING:
     import aiohttp
 
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
-_MAX_SERVERS = 10_000
-"""Bounds memory, at five times the largest fleet of bench/watch_fleet.py."""
-_FORGET_AFTER_POLLS = 120
-"""Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
-_USUAL_SCRAPE_S = 60.0
-"""Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
+_MAX_SERVERS = 10_000  # Bounds memory, at five times the largest fleet of bench/watch_fleet.py.
+_FORGET_AFTER_POLLS = 120  # Ten minutes at the default interval: a restarted Prometheus knows no server for a while.
+_USUAL_SCRAPE_S = 60.0  # Prometheus' default scrape_interval, used until two scrapes of a server were seen.
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
 """Above this many servers one sample in 15 s is taken: ten minutes of thousands at 5 s would be half a gigabyte."""
-_TURNS = 3
-"""A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
+_TURNS = 3  # A large fleet is polled in three parts, one per five-second poll, so that polls take equally long.
 _SERVERS_A_QUERY = 250
 """Prometheus uses its index for a list of label values, in some releases only for one of up to 256 values."""
 _META = re.compile(r"([\\.+*?()|\[\]{}^$])")
 """Characters to escape for Go's regexp. With more escaped, as re.escape does, Prometheus skips its index."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
-
 _T = TypeVar("_T")
 _Rows = list[tuple[dict[str, str], float]]
-_Answer = tuple[_Rows, float | None]
-"""The rows of a query and its evaluation time; None in an empty result."""
+_Answer = tuple[_Rows, float | None]  # The rows of a query and its evaluation time; None in an empty result.
 _SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
 
 
@@ -321,8 +315,7 @@ def _server_matchers(servers: Collection[str], rows: _Rows) -> Iterator[str]:
             yield f"{name}=~{json.dumps(listed, ensure_ascii=False)}"
 
 
-_NAMED_BY = ("pod", "kubernetes_pod_name", "instance", "job")
-"""Labels that name a server, in order of preference."""
+_NAMED_BY = ("pod", "kubernetes_pod_name", "instance", "job")  # Labels that name a server, in order of preference.
 
 
 def server_of_labels(labels: Mapping[str, str]) -> str:

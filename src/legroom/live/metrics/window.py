@@ -19,13 +19,11 @@ MAX_STEPS = 120
 """Ten minutes at 5 s: about 250 kB per server."""
 WINDOW_S = 600.0
 """The longest window that a detector reads. A fleet's memory is mostly these steps."""
-_MIN_STEPS = 16
-"""Kept at any interval: `forecast_least_steps` and a few."""
+_MIN_STEPS = 16  # Kept at any interval: `forecast_least_steps` and a few.
 SHORTEST_STEP_S = 1e-3
 """Closer samples are repeats of one sample, or a corrected clock."""
 _GAP_S = 60.0
-_FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S
-"""A Prometheus may scrape every few minutes."""
+_FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S  # A Prometheus may scrape every few minutes.
 _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefix_queries")
 """Counters with a single series each: a fall means a restart."""
 

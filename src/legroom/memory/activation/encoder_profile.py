@@ -139,14 +139,11 @@ def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaIt
 
 def _max_pixels(kwargs: Mapping[str, Any], kind: str) -> int:
     """The most pixels of an image or video (`kind`) that --mm-processor-kwargs allows; 0 where it names none."""
-    scoped = kwargs.get(f"{kind}s_kwargs")
+    scoped, stated = kwargs.get(f"{kind}s_kwargs"), []
     for given in (scoped if isinstance(scoped, Mapping) else {}, kwargs):
         size = given.get("size")
-        edge = size.get("longest_edge") if isinstance(size, Mapping) else None
-        for value in (given.get("max_pixels"), edge):
-            if isinstance(value, int) and value > 0:
-                return value
-    return 0
+        stated += [given.get("max_pixels"), size.get("longest_edge") if isinstance(size, Mapping) else None]
+    return next((value for value in stated if isinstance(value, int) and value > 0), 0)
 
 
 _PLAIN = (LiveTensors("feed-forward", hidden=4, inner=2), LiveTensors("attention", hidden=3, heads=5))

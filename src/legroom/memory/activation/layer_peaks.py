@@ -302,10 +302,8 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
     return replace(largest, kept_elements=max(largest.kept_elements, sparse // dtype_bytes(settings.dtype)))
 
 
-_PREFILL_CHUNK_SIZE = 4
-"""Requests whose latents DeepSeek-V4 gathers at once (DeepseekV4Attention.PREFILL_CHUNK_SIZE)."""
-_INDEXED_REQUESTS = 40
-"""Requests of max_model_len whose keys a sparse indexer gathers (get_max_prefill_buffer_size)."""
+_PREFILL_CHUNK_SIZE = 4  # Requests whose latents DeepSeek-V4 gathers at once (DeepseekV4Attention.PREFILL_CHUNK_SIZE).
+_INDEXED_REQUESTS = 40  # Requests of max_model_len whose keys a sparse indexer gathers (get_max_prefill_buffer_size).
 
 
 def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -> int:

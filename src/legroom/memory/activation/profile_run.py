@@ -250,8 +250,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     if settings.release.before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)
-    kinds = cached_by_model(peaks.layer_kinds, model)
-    mixers = latent(layer.mixer for layer, _ in kinds)
+    mixers = latent(layer.mixer for layer, _ in cached_by_model(peaks.layer_kinds, model))
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 

@@ -357,8 +357,7 @@ def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """(0, elements of a lightning attention layer's recurrent state on one rank): it has no convolution."""
-    heads = mixer.width("num_heads") // settings.tensor_parallel_size
-    return 0, heads * mixer.width("head_dim") ** 2
+    return 0, (mixer.width("num_heads") // settings.tensor_parallel_size) * mixer.width("head_dim") ** 2
 
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:

@@ -75,7 +75,6 @@ def era(version: str, engine: str) -> Era:
 LONGEST_LEN = 1 << 27
 """The upper end of the search for the longest length: 134 million tokens, above every model's limit."""
 
-
 Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 """Terms of a sum: a weight (bytes or groups) times the most blocks of any of these specs."""
 

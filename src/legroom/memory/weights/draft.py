@@ -10,8 +10,7 @@ from legroom.memory.weights.module import Module, Ranks
 from legroom.units import cdiv
 from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 
-_EAGLE_VOCABULARY = 32000
-"""draft_vocab_size of the published EAGLE-3 heads for Llama."""
+_EAGLE_VOCABULARY = 32000  # draft_vocab_size of the published EAGLE-3 heads for Llama.
 EAGLE3_STATES = 3
 """Hidden states of the target model that an EAGLE-3 head reads."""
 
@@ -36,8 +35,7 @@ def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iter
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else (_with_dense_feedforward(model.layers[-1], model),)
-    states = EAGLE3_STATES if method == "eagle3" else 2
-    yield Module("draft", "fc", hidden, states * model.hidden_size)
+    yield Module("draft", "fc", hidden, (EAGLE3_STATES if method == "eagle3" else 2) * model.hidden_size)
     for layer in layers:
         yield from _draft_layer(hidden, layer, shape, ranks)
     if method == "eagle3":

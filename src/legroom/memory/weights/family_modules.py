@@ -99,8 +99,7 @@ def workspace(name: str, size_bytes: int) -> Module:
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """DeepGEMM's workspace, created before the layers where linears quantize inputs to FP8 (0.20+; not by `fp8`); or
-    none."""
+    """DeepGEMM's workspace, made before the layers if linears quantize inputs to FP8 (0.20+; not by `fp8`); or none."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

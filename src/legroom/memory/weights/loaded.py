@@ -23,8 +23,7 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import EngineSettings, env_flag, other_value
 
-_RUNNER_V2_BYTES = 512
-"""One small tensor that runner V2 creates while it loads."""
+_RUNNER_V2_BYTES = 512  # One small tensor that runner V2 creates while it loads.
 SHARD_BYTES = 5 * 10**9
 """The largest file of a checkpoint that was saved with the Hub's default shard size."""
 _ASSUMED_BAND = 0.02

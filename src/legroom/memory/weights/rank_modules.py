@@ -73,15 +73,12 @@ def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettin
     if embeddings:
         yield Module("lora", "logits_a", slots * rank, model.hidden_size)
         yield Module("lora", "logits_b", slots * vocabulary, rank)
-    tokens = settings.max_num_batched_tokens
     # Index tensors of the LoRA kernels: five of 64-bit and four of 32-bit numbers per token.
-    yield Module("lora", "indices", 14 * tokens, dtype="float32")
+    yield Module("lora", "indices", 14 * settings.max_num_batched_tokens, dtype="float32")
 
 
-_ATTENTION_SCALARS = 4
-"""vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator."""
-_QUANTIZED_SCALARS = 5
-"""Further scales of methods with a KV cache method (BaseKVCacheMethod)."""
+_ATTENTION_SCALARS = 4  # vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator.
+_QUANTIZED_SCALARS = 5  # Further scales of methods with a KV cache method (BaseKVCacheMethod).
 _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 

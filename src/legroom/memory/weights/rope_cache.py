@@ -117,9 +117,7 @@ def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str,
         return 4
     # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which runs in eager mode only.
     flashinfer = kind == "latent" and rope_type in _SCALED_FROM_ORIGINAL and dim in (64, 128, 256, 512)
-    if flashinfer and settings.enforce_eager and settings.release.at_least("0.10.2"):
-        return 4
-    return dtype_bytes
+    return 4 if flashinfer and settings.enforce_eager and settings.release.at_least("0.10.2") else dtype_bytes
 
 
 def construction(cache: RopeCache) -> Iterator[Step]:

@@ -183,8 +183,7 @@ def _planned_beside_all(
     )
     neighbour_bytes = max(use.used_bytes - dict(use.awake)[name] for use in uses)
     gpu = problem.cards[cards[0]].gpu
-    flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
-    args = replace(needs.server.args, **flags)
+    args = replace(needs.server.args, **pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes))
     if sleeps:
         others = args.others if is_given(args, SLEEP_FLAG) else (*args.others, SLEEP_FLAG)
         args = replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})

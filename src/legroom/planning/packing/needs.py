@@ -127,8 +127,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     fixed = rank.peak_used_bytes - max(rank.kv_cache.bytes, 0)
     # At the upper ends of the bands, graphs are captured beside a larger CUDA context.
     capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
-    shape = kv_shape(target.model, settings, target.gpu)
-    least, most, block = _pool_bounds(server, settings, shape)
+    least, most, block = _pool_bounds(server, settings, kv_shape(target.model, settings, target.gpu))
     # 0.9.1+ checks free memory against the budget; utilizations are written to a thousandth.
     return ServerNeeds(
         server,

@@ -10,11 +10,9 @@ from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import MIB
 
-_THOUSANDTHS = range(100, 991)
-"""Values of gpu_memory_utilization to try, in thousandths."""
+_THOUSANDTHS = range(100, 991)  # Values of gpu_memory_utilization to try, in thousandths.
 _SAME_HEADROOM_BYTES = 64 * MIB
-_PINNED = ("max_num_seqs", "max_num_batched_tokens")
-"""Settings whose defaults trade activation memory for KV cache."""
+_PINNED = ("max_num_seqs", "max_num_batched_tokens")  # Settings whose defaults trade activation memory for KV cache.
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from legroom.units import human_bytes
 from legroom.vllm.args import PARALLEL_SIZES, EngineSettings
 from legroom.vllm.resolve import resolve
 
-_WITH_RELEASE = ("release", "engine", "notes")
-"""Settings that change together with the accounting."""
+_WITH_RELEASE = ("release", "engine", "notes")  # Settings that change together with the accounting.
 _GIVEN = ("given", "kv_cache_memory_bytes", "num_gpu_blocks_override", "block_size", "usage")
 
 
@@ -120,8 +119,7 @@ class _Part:
     terms: tuple[Term, ...] = ()
 
 
-_Key = tuple[str, str]
-"""The name of a part, and of its term where terms are listed one by one."""
+_Key = tuple[str, str]  # The name of a part, and of its term where terms are listed one by one.
 
 
 @dataclass(frozen=True)

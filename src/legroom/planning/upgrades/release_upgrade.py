@@ -227,8 +227,7 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
     """The plan of the same server and card on another release; LegroomError where that release refuses it."""
     args = args_on_release(before.args, release)
     try:
-        target = replace(before.target, release=release, seen=None)
-        return plan(with_measurements(target, args), args)
+        return plan(with_measurements(replace(before.target, release=release, seen=None), args), args)
     except LegroomError as error:
         message = f"vLLM {release} does not take this command: {error.message}"
         raise LegroomError(message, error.hint, ANSWER_IS_NO) from None

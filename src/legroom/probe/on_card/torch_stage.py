@@ -144,8 +144,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
             graph.replay()
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info()[0]
-        pool = torch.cuda.memory_reserved() - reserved
-        taken_bytes.append(taken - pool)
+        taken_bytes.append(taken - (torch.cuda.memory_reserved() - reserved))
         del graphs
         torch.cuda.empty_cache()
     each = (taken_bytes[1] - taken_bytes[0]) / (_GRAPHS * (_GRAPH_NODES[1] - _GRAPH_NODES[0]))

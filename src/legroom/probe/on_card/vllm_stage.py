@@ -35,8 +35,7 @@ _MODEL = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_BUDGET_BYTES = 8 << 30
-"""The model, its profile run and a small pool fit in this."""
+_BUDGET_BYTES = 8 << 30  # The model, its profile run and a small pool fit in this.
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline, adm
 from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
 from legroom.units import cdiv
 
-_FEW = 2
-"""So few own tokens of a prompt can be equal to another's by chance, so they are generated and compared."""
+_FEW = 2  # So few own tokens of a prompt can be equal to another's by chance, so they are generated and compared.
 
 
 class SharedContents(NamedTuple):

@@ -14,9 +14,7 @@ from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 
 HIT_SHARE = 0.95
 """Share of all possible hits at which the curve of hits over size has flattened."""
-_HALVINGS = 6
-"""Sizes of the curve: down to 1/64 of the tier without evictions."""
-
+_HALVINGS = 6  # Sizes of the curve: down to 1/64 of the tier without evictions.
 
 CurveTask = tuple[Trace, SchedulerSettings, TierSettings, StepCost | None]
 """The constant inputs of the replays of a curve."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from legroom.errors import LegroomError
 from legroom.simulation.trace import NO_PREFIX, Trace
 
-_TOKENS_PER_HASH = 512
-"""The block size of the published traces."""
+_TOKENS_PER_HASH = 512  # The block size of the published traces.
 
 
 def looks_like(head: str) -> bool:

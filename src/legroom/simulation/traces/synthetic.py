@@ -12,8 +12,7 @@ from legroom.units import KIB, seconds_in
 _WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
 _CALL = re.compile(r"(\w+)\(([^)]*)\)")
 _MAX_TOKENS = 10_000_000
-_MAX_REQUESTS = 20_000_000
-"""As many as are read from a file."""
+_MAX_REQUESTS = 20_000_000  # As many as are read from a file.
 _EXAMPLE = "write it like 'poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000'"
 
 Draw = Callable[[random.Random], float]

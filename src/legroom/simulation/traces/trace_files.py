@@ -32,10 +32,8 @@ FORMATS: dict[str, Reader] = {
     "sharegpt": sharegpt,
     "vllm-log": vllm_log,
 }
-_MAX_LINES = 20_000_000
-"""A month of 8 requests a second; a replay of them fits in memory."""
-_MAX_DOCUMENT_BYTES = GIB
-"""JSON of this size takes several GiB of Python objects."""
+_MAX_LINES = 20_000_000  # A month of 8 requests a second; a replay of them fits in memory.
+_MAX_DOCUMENT_BYTES = GIB  # JSON of this size takes several GiB of Python objects.
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:

@@ -29,8 +29,7 @@ _PER_POD_FLAGS = frozenset(
     }
 )
 """Flags whose value differs for each pod."""
-_NOT_HEADLESS = frozenset({"--api-server-count"})
-"""Flags that vLLM refuses with --headless."""
+_NOT_HEADLESS = frozenset({"--api-server-count"})  # Flags that vLLM refuses with --headless.
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
 """PyTorch's default timeouts of collectives, for NCCL and gloo."""
 _EXECUTOR = "--distributed-executor-backend"
@@ -87,8 +86,7 @@ class NodeSpread:
         if not self.engines_per_node:
             rank = _commented_flag("Which node of the group it is.", "--node-rank", _INDEX)
             why = "The first pod, by the name that LeaderWorkerSet gives it."
-            leader = _commented_flag(why, "--master-addr", _LEADER)
-            return (rank, leader, *headless)
+            return (rank, _commented_flag(why, "--master-addr", _LEADER), *headless)
         lines = (_commented_flag("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
         if self.external:
             return (*lines, _commented_flag("Its copy.", "--data-parallel-rank", _INDEX))

@@ -13,7 +13,6 @@ from legroom.exports.deploy.yaml_text import Commented, manifest
 LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
 
-
 LEAST_VERSION = "0.8.0"
 """The first LeaderWorkerSet release with volumeClaimTemplates."""
 _LONGEST_NAME = 46
@@ -95,8 +94,7 @@ def _without_watch(server: ExportedServer) -> ExportedServer:
     return replace(server, options=replace(server.options, sidecar=False))
 
 
-_NO_RAY_SINCE = "0.18.0"
-"""requirements/cuda.txt lists ray up to 0.17.1, so vLLM's images contain it until then."""
+_NO_RAY_SINCE = "0.18.0"  # requirements/cuda.txt lists ray up to 0.17.1, so vLLM's images contain it until then.
 _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 """KubeRay's `ray start` command of the pod; without --block it leaves Ray running in the background."""
 
