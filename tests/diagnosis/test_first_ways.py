@@ -320,9 +320,9 @@ def test_a_title_that_says_what_failed_counts_more_than_the_environment_below_it
 
 def test_after_graphs_have_memory_the_profile_run_is_over() -> None:
     text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.10 GiB. GPU 0 has a total capacity of 79.25 GiB "
-        "of which 1.01 GiB is free. Of the allocated memory 76.8 GiB is allocated by PyTorch, with 1.1 GiB allocated "
-        "in private pools (e.g., CUDA Graphs), and 300.00 MiB is reserved by PyTorch but unallocated.\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.10 GiB. GPU 0 has a total capacity of 79.25 "
+        "GiB of which 1.01 GiB is free. Of the allocated memory 76.8 GiB is allocated by PyTorch, with 1.1 "
+        "GiB allocated in private pools (e.g., CUDA Graphs), and 300.00 MiB is reserved by PyTorch but unallocated.\n"
     )
     assert first(text).cause == "runtime_activation_burst"
 
