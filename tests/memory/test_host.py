@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from legroom import plan
@@ -70,3 +72,11 @@ def test_the_checkpoint_is_read_whole_and_no_more_is_offloaded_than_the_layers_h
     assert 14.9 * GIB < host["checkpoint_bytes"] < 15.1 * GIB
     # 13 GiB of layers, in tensors whose pinned memory comes in powers of two.
     assert min(offload_gb, 13) * GIB <= offloaded <= min(offload_gb + 1, 15.01) * GIB * (offload_gb > 0)
+
+
+def test_a_given_limit_is_the_containers_unless_less_is_needed_to_load():
+    found = replace(needs(), checkpoint_bytes=60 * GIB)
+    assert found.limit_bytes > 60 * GIB
+    assert replace(found, given_limit_bytes=40 * GIB).limit_bytes == 40 * GIB
+    assert replace(found, given_limit_bytes=GIB).limit_bytes == found.request_bytes > GIB
+    assert replace(found, given_limit_bytes=500 * GIB).limit_bytes == found.limit_bytes

@@ -78,6 +78,8 @@ class HostNeeds:
     cpus: int
     least_bytes: int = 0
     """The minimum to run: processes at their smallest, and the pinned memory of the flags."""
+    given_limit_bytes: int | None = None
+    """The memory limit that the user gave."""
 
     @property
     def held_bytes(self) -> int:
@@ -91,8 +93,9 @@ class HostNeeds:
 
     @property
     def limit_bytes(self) -> int:
-        """The container's memory limit in bytes: held memory and the whole checkpoint in the page cache."""
-        return max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
+        """The container's memory limit: held memory and the checkpoint's page cache, or what the user gave of that."""
+        wanted = max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
+        return max(min(wanted, self.given_limit_bytes or wanted), self.request_bytes)
 
     def sentence(self) -> str:
         """The parts of the host memory in one sentence."""

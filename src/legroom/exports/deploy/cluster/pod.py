@@ -221,6 +221,8 @@ def resource_requests(server: ExportedServer) -> dict[str, Any]:
     host = server.host
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
     why = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
+    if host.limit_bytes == host.given_limit_bytes:
+        why = "As given; what the page cache lacks is read from disk again."
     limits = {"memory": Commented(why, f"{host.limit_bytes // GIB}Gi"), **cards}
     busy = f"A core for each process that is always busy. {host.sentence()}."
     return {"requests": Commented(busy, asked), "limits": limits}
