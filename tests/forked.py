@@ -22,7 +22,7 @@ from legroom.actions.keeper import die_with_parent
 from legroom.cli import run as run_command
 from legroom.cli.main import main
 from legroom.run import supervisor, task_process, tasks
-from legroom.run.run_options import Timing
+from legroom.run.supervisor import Timing
 
 QUICK = Timing(poll_interval_s=0.02, port_timeout_s=1.0, leftover_grace_s=0.05)
 

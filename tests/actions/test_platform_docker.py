@@ -81,12 +81,9 @@ def test_a_service_without_a_command_keeps_its_flags(tmp_path, docker):
         asyncio.run(ComposeService(tmp_path / "compose.yaml", "other").write_flags(FlagChange({"--seed": "1"})))
 
 
-def test_scaling_says_how_or_does_it(service, docker):
-    answer = asyncio.run(scale(service, 3, act=False))
-    assert "--scale vllm=3" in answer
-    assert "scaled" not in docker()
-    assert "from 1 to 3" in asyncio.run(scale(service, 3, act=True))
+def test_a_compose_service_is_scaled_and_a_container_is_not(service, docker):
+    assert "from 1 to 3" in asyncio.run(scale(service, 3))
     assert docker()["scaled"] == "vllm=3"
-    assert "legroom cannot scale" in asyncio.run(scale(DockerContainer("vllm0"), 2, act=True))
+    assert "legroom cannot scale" in asyncio.run(scale(DockerContainer("vllm0"), 2))
     with pytest.raises(ActionFailed, match="below one"):
-        asyncio.run(scale(service, 0, act=True))
+        asyncio.run(scale(service, 0))

@@ -66,7 +66,7 @@ def test_a_script_has_no_flag_that_its_release_lacks(name):
     server = planned_server(document)
     parsed = parse_flags(server.words.words(), document.release)
     assert [problem for problem in parsed.problems if problem.stops_vllm] == []
-    assert {line.phrase.flag for line in server.lines} <= set(flags_of(document.release))
+    assert {phrase.flag for phrase in server.phrases} <= set(flags_of(document.release))
 
 
 @pytest.mark.parametrize("name", NAMES)

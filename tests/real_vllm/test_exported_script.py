@@ -19,7 +19,7 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom import plan
 from legroom.exports.deploy.environment import EnvVariable
-from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, metrics_drain, planned_server
+from legroom.exports.deploy.exported_server import ExportedServer, metrics_drain, planned_server
 from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.serve_command import parse_command
 from legroom.facts.releases import release
@@ -35,7 +35,7 @@ def described(words: list[str], env: Mapping[str, str]) -> ExportedServer:
         planned_server(plan_from_json(plan("llama-3.1-8b", "l4", vllm="0.32.0", advice=False).json())),
         model=command.model,
         words=command,
-        lines=tuple(CommentedFlag(phrase, "") for phrase in command.phrases),
+        phrases=command.phrases,
         env=tuple(EnvVariable(name, value, "as given") for name, value in env.items()),
         secrets=(),
     )

@@ -22,7 +22,7 @@ from forked import QUICK, Forked, legroom
 
 from legroom.live.journal.journal import Journal
 from legroom.process_table import descendants
-from legroom.run.run_options import Timing
+from legroom.run.supervisor import Timing
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
 

@@ -118,15 +118,9 @@ class ComposeService:
 
     async def scale(self, replicas: int) -> None:
         """Starts or stops containers until `replicas` run; the others keep running."""
-        await run_checked(self._scale_command(replicas), f"scaling {self.name}", timeout_s=600.0)
-
-    def scale_words(self, replicas: int) -> str:
-        return " ".join(self._scale_command(replicas))
-
-    def _scale_command(self, replicas: int) -> list[str]:
-        """The `docker compose up` command that sets the number of replicas without recreating those that run."""
         options = ("--detach", "--no-recreate", "--scale", f"{self.service}={replicas}")
-        return self._compose_command("up", *options, self.service)
+        words = self._compose_command("up", *options, self.service)
+        await run_checked(words, f"scaling {self.name}", timeout_s=600.0)
 
     def _override_file(self) -> Path:
         """Where legroom writes its Compose override, beside the Compose file."""

@@ -112,10 +112,6 @@ class Workload:
     async def scale(self, replicas: int) -> None:
         await self._patch_manifest({"spec": {"replicas": replicas}})
 
-    def scale_words(self, replicas: int) -> str:
-        kind = self.kind.replace("_", "")
-        return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
-
     def _server_container(self, workload: dict[str, Any]) -> dict[str, Any]:
         """The configured container of the pod template, else the first; ActionFailed where it is missing."""
         containers: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]

@@ -106,9 +106,6 @@ class Scalable(Protocol):
     async def scale(self, replicas: int) -> None:
         """Set the number of servers that the platform runs."""
 
-    def scale_words(self, replicas: int) -> str:
-        """The shell command that would set this number of servers."""
-
 
 def restore_file(path: Path, before: str | None) -> None:
     """Writes the content from before a change back to a file; None removes the file."""
@@ -164,14 +161,12 @@ def forget_override(action_id: int, home: Path) -> None:
     undo_file(action_id, home).unlink(missing_ok=True)
 
 
-async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """What was done to run this number of servers, or with `act` false how to do it, in words. ActionFailed below 1."""
+async def scale(platform: Platform, replicas: int) -> str:
+    """What was done to run this number of servers, in words. ActionFailed below 1."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):
         return f"start another server beside {platform.name}: legroom cannot scale it ({replicas} wanted)"
-    if not act:
-        return f"to have {replicas}: {platform.scale_words(replicas)}"
     before = await platform.replicas()
     if before == replicas:
         return f"{platform.name} has {replicas} already"

@@ -9,8 +9,8 @@ from typing import Any
 
 from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.run.restart_policy import RunOptions
 from legroom.run.run_file import check_writable
-from legroom.run.run_options import RunOptions
 from legroom.run.supervisor import Announcer, Supervisor
 from legroom.run.task_process import run_task
 from legroom.units import parse_length, parse_whole

@@ -1,18 +1,42 @@
-"""What follows an unrequested end of the server: an incident, a diagnosis, and the decision to restart."""
+"""The options of `legroom run`, and what follows an unrequested end of the server: an incident, a diagnosis, and the
+decision to restart."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_records import DONE, FAILED, JournalUnavailable
 from legroom.records import dataclass, field
-from legroom.run.run_options import RunOptions
 
+OnCrash = Literal["restart", "exit"]
 Detail = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    words: tuple[str, ...]
+    tries: int = 3
+    keep: tuple[str, ...] = ()
+    """Flags that must not change, as the user wrote them."""
+    min_context: int | None = None
+    min_concurrency: float | None = None
+    on_crash: OnCrash = "restart"
+    restarts: int = 5
+    """Restarts after crashes per hour."""
+    restart_delay_s: float = 2.0
+    """Before the first restart; doubles with each further one within an hour."""
+    ready_timeout_s: float = 1800.0
+    hang_timeout_s: float = 120.0
+    """How long a server may neither use CPU time nor answer; 0: for ever."""
+    drain_s: float = 60.0
+    verify: bool = True
+    save: str | None = None
+    vllm: str | None = None
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)

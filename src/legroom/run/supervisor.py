@@ -22,10 +22,10 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import START_REQUESTED
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import descendants, engine_name, exit_signal, has_role, process_start_ticks
+from legroom.records import dataclass
 from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
-from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import STOPPED_REPLY_S, Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_task_process
 
@@ -36,6 +36,21 @@ PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether it was compared with the plan."""
 
 PREFIX = "legroom: "
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Poll interval and timeouts of the supervisor."""
+
+    poll_interval_s: float = 1.0
+    """Between health checks of a starting server."""
+    port_timeout_s: float = 10.0
+    """How long the kernel may take to free the port of an ended server."""
+    leftover_grace_s: float = 3.0
+    """How long engine cores and resource trackers may outlive their server."""
+
+
+DEFAULT_TIMING = Timing()
 
 
 class Announcer:
@@ -77,7 +92,7 @@ class Supervisor:
 
     def __init__(
         self,
-        options: RunOptions,
+        options: restart_policy.RunOptions,
         prepared: Mapping[str, Any],
         say: Callable[[str], None],
         outputs: tuple[int, int] = (1, 2),

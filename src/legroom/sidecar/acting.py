@@ -157,7 +157,7 @@ class Actor:
         action = await self._context.journal(lambda journal: journal.begin_action(*scaling))
         self._begun[action] = (server.group, time.monotonic())
         try:
-            text, state = await scale(server.platform, wanted, act=True), DONE
+            text, state = await scale(server.platform, wanted), DONE
         except ActionFailed as error:
             text, state = error.message, FAILED
         await self._context.finish(action, state, {"outcome": text})

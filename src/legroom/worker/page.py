@@ -7,28 +7,13 @@ from collections.abc import Callable, Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.worker_memory import READ_INTERVAL_S, WorkerMemory
+from legroom.worker.worker_memory import MEASURES, READ_INTERVAL_S, WorkerMemory
 
 ReadWorkers = Callable[[float], tuple[WorkerMemory, ...]]
 """The figures that workers wrote within so many seconds: `TelemetryFolder.read`."""
 MAX_AGE_S = 6 * READ_INTERVAL_S
 """Older figures are not exported: their worker hangs."""
 LABELS = ("rank", "gpu")
-MEASURES = {
-    "used_bytes": "Memory in use on the worker's GPU, whoever holds it; of the process where it has no GPU.",
-    "reserved_bytes": "Memory that PyTorch's allocator took from the GPU.",
-    "allocated_bytes": "Of what the allocator reserves, what it handed out.",
-    "active_bytes": "Handed out, or given back and still used by a stream.",
-    "inactive_split_bytes": "Free, in segments that are partly in use: it cannot be returned to the GPU.",
-    "largest_free_bytes": "The largest free piece of the allocator's common pool.",
-    "graph_pool_bytes": "Reserved by the private pools of CUDA graphs.",
-    "non_torch_bytes": "Held by the worker on the GPU beside what the allocator reserves.",
-    "others_bytes": "Held by other processes on the worker's GPU.",
-    "peak_allocated_bytes": "The most that was handed out at once since the previous reading, five seconds earlier.",
-    "alloc_retries": "How often the allocator had to return its cache to the GPU to serve a request.",
-    "host_rss_bytes": "What the worker's process holds of the host's memory.",
-    "host_pinned_bytes": "Of that, what PyTorch pinned for copies to and from the GPU.",
-}
 
 
 class WorkerCollector:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from legroom.black_box import AllocatorSegment, AllocatorState, BlockState, SegmentBlock, WorkerHostMemory
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 
 READ_INTERVAL_S = 5.0
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -128,6 +128,11 @@ PROFILING = frozenset({"determine_available_memory", "determine_num_available_bl
 """vLLM's functions that read PyTorch's peak to size the KV cache; the peak is not reset while one runs."""
 
 
+def _measure(about: str) -> Any:
+    """A field that is None where it was not read; `about`: the help of its gauge."""
+    return field(default=None, metadata={"about": about})
+
+
 @dataclass(frozen=True)
 class WorkerMemory:
     """One device of one worker."""
@@ -136,27 +141,34 @@ class WorkerMemory:
     """Among the workers of its engine, or of all engines where they compute together."""
     gpu: str
     """NVML's index; `cpu` for a worker without a GPU."""
-    used_bytes: int | None = None
-    """On the whole card, by all processes; without a GPU the resident memory of the process."""
-    reserved_bytes: int | None = None
-    """Taken from the card by PyTorch's allocator."""
-    allocated_bytes: int | None = None
-    """Of those, handed out."""
-    active_bytes: int | None = None
-    inactive_split_bytes: int | None = None
-    largest_free_bytes: int | None = None
-    graph_pool_bytes: int | None = None
-    non_torch_bytes: int | None = None
-    """Held by this process beside what PyTorch reserves: the CUDA context, NCCL, libraries."""
-    others_bytes: int | None = None
-    """Held by other processes on the card."""
-    peak_allocated_bytes: int | None = None
-    """Peak of the allocated bytes since the previous reading."""
-    alloc_retries: int | None = None
-    host_rss_bytes: int | None = None
-    """Resident memory of the process; only with the first of its devices."""
-    host_pinned_bytes: int | None = None
-    """Of that, what PyTorch pinned for copies to and from the card."""
+    used_bytes: int | None = _measure(
+        "Memory in use on the worker's GPU, whoever holds it; of the process where it has no GPU."
+    )
+    reserved_bytes: int | None = _measure("Memory that PyTorch's allocator took from the GPU.")
+    allocated_bytes: int | None = _measure("Of what the allocator reserves, what it handed out.")
+    active_bytes: int | None = _measure("Handed out, or given back and still used by a stream.")
+    inactive_split_bytes: int | None = _measure(
+        "Free, in segments that are partly in use: it cannot be returned to the GPU."
+    )
+    largest_free_bytes: int | None = _measure("The largest free piece of the allocator's common pool.")
+    graph_pool_bytes: int | None = _measure("Reserved by the private pools of CUDA graphs.")
+    non_torch_bytes: int | None = _measure("Held by the worker on the GPU beside what the allocator reserves.")
+    others_bytes: int | None = _measure("Held by other processes on the worker's GPU.")
+    peak_allocated_bytes: int | None = _measure(
+        "The most that was handed out at once since the previous reading, five seconds earlier."
+    )
+    alloc_retries: int | None = _measure(
+        "How often the allocator had to return its cache to the GPU to serve a request."
+    )
+    host_rss_bytes: int | None = _measure("What the worker's process holds of the host's memory.")
+    """Only with the first of its devices."""
+    host_pinned_bytes: int | None = _measure("Of that, what PyTorch pinned for copies to and from the GPU.")
+
+
+MEASURES: dict[str, str] = {
+    each.name: each.metadata["about"] for each in fields(WorkerMemory) if "about" in each.metadata
+}
+"""Each measure with the help text of its gauge."""
 
 
 def read_worker_memory() -> tuple[WorkerMemory, ...]:

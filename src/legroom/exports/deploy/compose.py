@@ -60,7 +60,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         environment[name] = Commented(why, required)
     service |= {
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
-        "command": [*commented_words(server.lines, literal)],
+        "command": [*commented_words(server.phrases, literal)],
         **({"environment": environment} if environment else {}),
         "ports": [port if server.has_key else Commented(containers.NO_KEY, port)],
         "volumes": _volumes(server),

@@ -58,14 +58,6 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class CommentedFlag:
-    """A flag and a sentence about its effect."""
-
-    phrase: Phrase
-    why: str
-
-
-@dataclass(frozen=True)
 class ExportedServer:
     """One server with its flags, environment, times and host needs."""
 
@@ -73,7 +65,8 @@ class ExportedServer:
     model: str
     release: Release
     words: ServeCommand
-    lines: tuple[CommentedFlag, ...]
+    phrases: tuple[Phrase, ...]
+    """The flags to write, each with its comment."""
     env: tuple[EnvVariable, ...]
     remarks: tuple[str, ...]
     """Comments for the head of a file, such as variables that are left out."""
@@ -126,11 +119,12 @@ class ExportedServer:
         return is_model_folder(self.model)
 
 
-def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
+def commented_words(phrases: Iterable[Phrase], convert: Callable[[str], str]) -> Iterator[Any]:
     """Each flag's words, converted; the first of each is a `Commented` with the flag's reason."""
-    for flag in flags:
-        for i, word in enumerate(flag.phrase.words):
-            yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
+    for phrase in phrases:
+        first, *values = map(convert, phrase.words)
+        yield Commented(phrase.why, first)
+        yield from values
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
@@ -201,7 +195,6 @@ def planned_server(
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if is_local else options.download_bytes_s, drain_s)
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
-    lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     own_secrets = (name for name, value in given.items() if is_secret(name, value))
     hub, guard = () if is_local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
     # systemd, Docker and Kubernetes accept such a name.
@@ -212,7 +205,7 @@ def planned_server(
         model=words.model,
         release=release,
         words=words,
-        lines=lines,
+        phrases=tuple(replace(phrase, why=flag_comment(phrase, plan)) for phrase in words.phrases),
         env=server_environment(plan, words, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, given)),
         secrets=tuple(dict.fromkeys((*words.secrets, *secret_names, *own_secrets, *hub, *guard))),

@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.pod import ClusterSettings, env_entries, secret_command, secret_key
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
-from legroom.exports.deploy.named_paths import create_commands, file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.named_paths import model_mounts, model_volumes, pod_files
 from legroom.exports.deploy.serve_command import API_KEY_NAME, Phrase
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
@@ -69,7 +69,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         *containers.head_comment(server),
         *server.remarks,
         *secret_command(server, None),
-        *create_commands(server, None),
+        *pod_files(server).commands,
         f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
     )
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(chart_values(server), head=remarks)),)
@@ -116,9 +116,10 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
         model["env"] = env
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
-    if mounts := [*model_mounts(server), *file_mounts(server)]:
+    files = pod_files(server)
+    if mounts := [*model_mounts(server), *files.mounts]:
         model["extraVolumeMounts"] = mounts
-        model["extraVolumes"] = [*model_volumes(server), *file_volumes(server)]
+        model["extraVolumes"] = [*model_volumes(server), *files.volumes]
     if not server.local_model:
         model["pvcStorage"] = f"{containers.cache_gib(server)}Gi"
     return model
@@ -134,16 +135,15 @@ def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:
     if chunked or server.words.get("--no-enable-chunked-prefill"):
         config["enableChunkedPrefill"] = chunked is not None
     extra: list[Any] = []
-    for line in server.lines:
-        phrase = line.phrase
+    for phrase in server.phrases:
         value = _chart_value(phrase)
         if value is not None:
-            config[_KEYS[phrase.flag][0]] = Commented(line.why, value)
+            config[_KEYS[phrase.flag][0]] = Commented(phrase.why, value)
         elif phrase.flag == "--shutdown-timeout":
             drain = min(server.times.drain_s, _GRACE_S - _TEARDOWN_S)
-            extra += [Commented(line.why, phrase.flag), str(drain)]
+            extra += [Commented(phrase.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
-            extra += commented_words([line], literal)
+            extra += commented_words([phrase], literal)
     if extra:
         config["extraArgs"] = extra
     return config

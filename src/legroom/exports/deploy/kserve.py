@@ -89,7 +89,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
-    flags = (line for line in server.lines if line.phrase.flag not in left_out)
+    flags = (phrase for phrase in server.phrases if phrase.flag not in left_out)
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),

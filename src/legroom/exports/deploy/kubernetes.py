@@ -13,7 +13,7 @@ from legroom.exports.deploy.cluster import pod, pod_groups
 from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread_over_nodes
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import WRITTEN
-from legroom.exports.deploy.named_paths import create_commands, paths_on_node
+from legroom.exports.deploy.named_paths import pod_files
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.exports.prometheus.measures import Measures, in_parens
@@ -84,7 +84,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one YAML file, with a Dockerfile and prometheus-adapter values where they are needed."""
     server, settings, over = cluster_server(request)
-    created = (*pod.secret_command(server, settings.namespace), *create_commands(server, settings.namespace))
+    created = (*pod.secret_command(server, settings.namespace), *pod_files(server, settings.namespace).commands)
     remarks = (*containers.head_comment(server), *_head_remarks(server, settings, over), *server.remarks, *created)
     text = yaml_text(*manifests(server, settings, over), head=remarks)
     made = containers.with_dockerfile_before(server, ExportedFile(f"{server.name}.yaml", text))
@@ -100,7 +100,11 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterS
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
     if settings.restricted:
-        pod.check_restricted_pod_security(server, paths_on_node(server))
+        if server.port < 1024:
+            raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
+        if on_node := [*([server.model] if server.local_model else []), *pod_files(server).on_node]:
+            why = f"{on_node[0]} is mounted from the node, which the Pod Security Standard `restricted` does not allow"
+            raise LegroomError(why, "put it on a volume or into the image, or leave out --restricted")
     if over.ray and settings.many_replicas:
         hint = "export it again under another --name, or use --nnodes in place of Ray"
         raise LegroomError("a RayCluster is one server, and several replicas were asked for", hint)

@@ -116,7 +116,7 @@ def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
 
 def _flags_that_may_hold_paths(server: ExportedServer) -> list[Phrase]:
     """The command's flags with their values, without those that never name a file."""
-    return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
+    return [phrase for phrase in server.phrases if phrase.flag.partition(".")[0] not in _NO_PATHS]
 
 
 def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
@@ -172,58 +172,44 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 """The kubectl type, the name suffix and the privacy of the objects that hold files."""
 
 
-def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
-    """Small enough files that flags name, by key: for a Secret where `private`, else for a ConfigMap."""
-    by_key: dict[str, NamedPath] = {}
-    for named in named_paths(server):
-        if named.folder or named.private != private or Path(named.path).stat().st_size > _MOST_BYTES:
-            continue
-        key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(named.path).name).lstrip(".") or "file"
-        while key in by_key:
-            key = f"other-{key}"
-        by_key[key] = named
-    return by_key
+@dataclass(frozen=True, slots=True)
+class PodFiles:
+    """How a pod gets the files and folders that flags name."""
+
+    mounts: list[dict[str, Any]]
+    volumes: list[Any]
+    commands: list[str]
+    """Head comments with the kubectl commands that create the ConfigMap and the Secret of small files."""
+    on_node: list[str]
+    """Folders and large files, which no ConfigMap or Secret can hold."""
 
 
-def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
-    """Folders and large files that the command names, which no ConfigMap or Secret can hold."""
-    files = (_files_for_config_map(server, private=private).values() for private in (False, True))
-    small = {named.path for by_key in files for named in by_key}
-    return [named for named in named_paths(server) if named.path not in small]
-
-
-def create_commands(server: ExportedServer, namespace: str | None) -> Iterator[str]:
-    """Head comments with the kubectl commands that create the ConfigMap and the Secret of the files."""
+def pod_files(server: ExportedServer, namespace: str | None = None) -> PodFiles:
+    """The parts of a pod for the paths of flags: small files by ConfigMap and Secret, others from the node."""
     where = f" --namespace {namespace}" if namespace else ""
+    paths, files = named_paths(server), PodFiles([], [], [], [])
+    small = [path for path in paths if not path.folder and Path(path.path).stat().st_size <= _MOST_BYTES]
     for what, name, private in _OBJECTS:
-        if files := _files_for_config_map(server, private=private):
-            words = " ".join(f"--from-file={shlex.quote(f'{key}={named.path}')}" for key, named in files.items())
-            yield f"Its {name}: kubectl create {what} {server.name}-{name}{where} {words}"
-
-
-def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The container's volume mounts for files and folders that flags name."""
-    mounts: list[dict[str, Any]] = []
-    for _, name, private in _OBJECTS:
-        for key, named in _files_for_config_map(server, private=private).items():
-            mounts.append({"name": name, "mountPath": named.path, "subPath": key, "readOnly": True})
-    for number, named in enumerate(_paths_mounted_from_node(server)):
-        mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
-    return mounts
-
-
-def file_volumes(server: ExportedServer) -> list[Any]:
-    """The pod's volumes for files and folders that flags name."""
-    volumes: list[Any] = []
-    if _files_for_config_map(server, private=False):
-        volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
-    if _files_for_config_map(server, private=True):
-        volumes.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
-    for number, named in enumerate(_paths_mounted_from_node(server)):
+        by_key: dict[str, str] = {}
+        for path in (named.path for named in small if named.private == private):
+            key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name).lstrip(".") or "file"
+            while key in by_key:
+                key = f"other-{key}"
+            by_key[key] = path
+            files.mounts.append({"name": name, "mountPath": path, "subPath": key, "readOnly": True})
+        if by_key:
+            made = f"{server.name}-{name}"
+            source = {"secret": {"secretName": made}} if private else {"configMap": {"name": made}}
+            files.volumes.append({"name": name, **source})
+            words = " ".join(f"--from-file={shlex.quote(f'{key}={path}')}" for key, path in by_key.items())
+            files.commands.append(f"Its {name}: kubectl create {what} {made}{where} {words}")
+    for number, named in enumerate(path for path in paths if path not in small):
+        files.on_node.append(named.path)
+        files.mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
         kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"
         volume = {"name": f"node-{number}", "hostPath": {"path": named.path, "type": kind}}
-        volumes.append(Commented(f"{named.flag} names it, so it must exist on the node.", volume))
-    return volumes
+        files.volumes.append(Commented(f"{named.flag} names it, so it must exist on the node.", volume))
+    return files
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
@@ -235,9 +221,3 @@ def model_volumes(server: ExportedServer) -> list[Any]:
     """The pod's volume of the model's folder on the node; empty for a model of the Hub."""
     volume = {"name": "model", "hostPath": {"path": server.model}}
     return [Commented("The model is a folder of the node.", volume)] if server.local_model else []
-
-
-def paths_on_node(server: ExportedServer) -> tuple[str, ...]:
-    """The paths that a pod mounts from the node it runs on."""
-    model = (server.model,) if server.local_model else ()
-    return (*model, *(named.path for named in _paths_mounted_from_node(server)))

@@ -113,7 +113,7 @@ def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> 
 def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
     """The llama-swap entry of one server: its command, address and health check."""
     words = [*server.words.head, *server.words.model_words]
-    words += [word for line in server.lines if line.phrase.flag != "--port" for word in line.phrase.words]
+    words += [word for phrase in server.phrases if phrase.flag != "--port" for word in phrase.words]
     model: dict[str, Any] = {"cmd": f"{shlex.join(words)} --port ${{PORT}}", "proxy": "http://127.0.0.1:${PORT}"}
     model["checkEndpoint"] = "/health"
     if server.env:

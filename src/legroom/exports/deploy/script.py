@@ -23,9 +23,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def script_text(server: ExportedServer) -> str:
     """A bash script that sets the variables and replaces itself with `vllm serve`."""
-    arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.lines else []
+    arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.phrases else []
     words = shlex.join((*server.words.head, *server.words.model_words))
-    given = ' "${arguments[@]}"' if server.lines else ""
+    given = ' "${arguments[@]}"' if server.phrases else ""
     parts = (_script_head(server), _export_lines(server), arguments, [f'exec {words}{given} "$@"'])
     return "\n\n".join(filter(None, map("\n".join, parts))) + "\n"
 
@@ -60,6 +60,6 @@ def required_variable_line(name: str) -> Iterator[str]:
 
 def argument_lines(server: ExportedServer) -> Iterator[str]:
     """The flags as lines of a bash array, each below its comment."""
-    for line in server.lines:
-        yield from comment_lines(line.why)
-        yield shlex.join(line.phrase.words)
+    for phrase in server.phrases:
+        yield from comment_lines(phrase.why)
+        yield shlex.join(phrase.words)

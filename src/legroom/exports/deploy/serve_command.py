@@ -18,8 +18,12 @@ WITHOUT_API_KEY = "without it the server answers everybody"
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
+    """A flag with its values."""
+
     flag: str
     values: tuple[str, ...] = ()
+    why: str = ""
+    """A sentence about its effect."""
 
     @property
     def words(self) -> tuple[str, ...]:

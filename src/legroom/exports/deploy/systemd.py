@@ -127,7 +127,7 @@ def _exec_start(server: ExportedServer, folder: str) -> str:
     """The value of ExecStart: the program by absolute path, then one continued line per flag."""
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
-    phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
+    phrases = [" ".join(quoted(word) for word in phrase.words) for phrase in server.phrases]
     first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *server.words.model_words]))
     return " \\\n  ".join([first, *phrases])
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, gpus_per_engine
+from legroom.exports.deploy.exported_server import ExportedServer, gpus_per_engine
 from legroom.exports.deploy.serve_command import Phrase, ServeCommand, parse_command
 from legroom.facts.flags import flags_of
 from legroom.planning.plan_document import PlanDocument
@@ -64,34 +64,34 @@ class NodeSpread:
             return f"{self.nodes} nodes with {self.engines_per_node} data-parallel copies each."
         return f"{self.nodes} nodes share the ranks."
 
-    def leader_flags(self) -> tuple[CommentedFlag, ...]:
+    def leader_flags(self) -> tuple[Phrase, ...]:
         """The multi-node vLLM flags of the first pod, beyond those all pods have."""
         if self.ray:
             return ()
         if not self.engines_per_node:
-            first = _commented_flag("The first node of the group.", "--node-rank", "0")
-            return first, _commented_flag(_OWN_WHY, "--master-addr", _OWN)
-        rank: tuple[CommentedFlag, ...] = ()
+            first = Phrase("--node-rank", ("0",), "The first node of the group.")
+            return first, Phrase("--master-addr", (_OWN,), _OWN_WHY)
+        rank: tuple[Phrase, ...] = ()
         if self.external:
-            rank = (_commented_flag("Its copy.", "--data-parallel-rank", "0"),)
+            rank = (Phrase("--data-parallel-rank", ("0",), "Its copy."),)
         elif self.answers_everywhere:
-            rank = (_commented_flag("Its first copy.", "--data-parallel-start-rank", "0"),)
-        return (_commented_flag(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
+            rank = (Phrase("--data-parallel-start-rank", ("0",), "Its first copy."),)
+        return (Phrase("--data-parallel-address", (_OWN,), _OWN_WHY), _RPC, *rank)
 
-    def worker_flags(self) -> tuple[CommentedFlag, ...]:
+    def worker_flags(self) -> tuple[Phrase, ...]:
         """The multi-node vLLM flags of every pod but the first, beyond those all pods have."""
         if self.ray:
             return ()
         headless = () if self.answers_everywhere else (_HEADLESS,)
         if not self.engines_per_node:
-            rank = _commented_flag("Which node of the group it is.", "--node-rank", _INDEX)
+            rank = Phrase("--node-rank", (_INDEX,), "Which node of the group it is.")
             why = "The first pod, by the name that LeaderWorkerSet gives it."
-            return (rank, _commented_flag(why, "--master-addr", _LEADER), *headless)
-        lines = (_commented_flag("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
+            return (rank, Phrase("--master-addr", (_LEADER,), why), *headless)
+        lines = (Phrase("--data-parallel-address", (_LEADER,), "Where the first node listens."), _RPC)
         if self.external:
-            return (*lines, _commented_flag("Its copy.", "--data-parallel-rank", _INDEX))
+            return (*lines, Phrase("--data-parallel-rank", (_INDEX,), "Its copy."))
         if self.engines_per_node == 1:
-            return (*lines, _commented_flag("Its copy.", "--data-parallel-start-rank", _INDEX), *headless)
+            return (*lines, Phrase("--data-parallel-start-rank", (_INDEX,), "Its copy."), *headless)
         return (*lines, *headless)
 
     @property
@@ -102,13 +102,8 @@ class NodeSpread:
         return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.engines_per_node}))"'
 
 
-def _commented_flag(why: str, flag: str, *values: str) -> CommentedFlag:
-    """The flag with its values, and `why` as its comment."""
-    return CommentedFlag(Phrase(flag, values), why)
-
-
-_RPC = _commented_flag("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
-_HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
+_RPC = Phrase("--data-parallel-rpc-port", (str(RPC_PORT),), "The port of that address.")
+_HEADLESS = Phrase("--headless", (), "It computes for the first pod and takes no requests itself.")
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
@@ -178,25 +173,25 @@ def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, 
     """The server with one node's GPUs and no flags whose value differs for each pod; `args`: the plan's arguments."""
     if over.nodes == 1:
         return server
-    lines = tuple(line for line in server.lines if line.phrase.flag not in _PER_POD_FLAGS)
+    phrases = tuple(phrase for phrase in server.phrases if phrase.flag not in _PER_POD_FLAGS)
     ranks = gpus_per_engine(args)
     if not over.engines_per_node:
         cards = ranks * int(args.get("data_parallel_size") or 1)
         server = replace(server, gpus=math.ceil(cards / over.nodes))
-    return replace(server, lines=(*lines, *_collective_timeouts(server, ranks)))
+    return replace(server, phrases=(*phrases, *_collective_timeouts(server, ranks)))
 
 
-def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
+def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[Phrase]:
     """Flags for collective timeouts where loading takes longer; with one rank per engine also executor `mp`."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
             why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but a whole load."
-            yield _commented_flag(why, flag, str(load_s))
+            yield Phrase(flag, (str(load_s),), why)
     if load_s > _COLLECTIVES[0][1] and engine_ranks == 1 and server.words.get(_EXECUTOR) is None:
-        yield _commented_flag("Ends a step that hangs after 300 s, not after a whole load.", _EXECUTOR, "mp")
+        yield Phrase(_EXECUTOR, ("mp",), "Ends a step that hangs after 300 s, not after a whole load.")
 
 
 def headless(server: ExportedServer) -> ExportedServer:
     """The server without flags that vLLM refuses on a headless node."""
-    return replace(server, lines=tuple(line for line in server.lines if line.phrase.flag not in _NOT_HEADLESS))
+    return replace(server, phrases=tuple(phrase for phrase in server.phrases if phrase.flag not in _NOT_HEADLESS))

@@ -6,15 +6,9 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.exported_server import (
-    CommentedFlag,
-    ExportedServer,
-    commented_words,
-    guard_drain,
-    metrics_drain,
-)
-from legroom.exports.deploy.named_paths import file_mounts, file_volumes, model_mounts, model_volumes
-from legroom.exports.deploy.serve_command import API_KEY_NAME
+from legroom.exports.deploy.exported_server import ExportedServer, commented_words, guard_drain, metrics_drain
+from legroom.exports.deploy.named_paths import model_mounts, model_volumes, pod_files
+from legroom.exports.deploy.serve_command import API_KEY_NAME, Phrase
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import GPU_ANNOTATION, gpu, gpu_of_labels
@@ -155,7 +149,7 @@ def pod_spec(
 def container(
     server: ExportedServer,
     settings: ClusterSettings,
-    more: Sequence[CommentedFlag] = (),
+    more: Sequence[Phrase] = (),
     wrapper: str = "",
     *,
     takes_requests: bool = True,
@@ -169,7 +163,8 @@ def container(
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
-    args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(LWS_WORKER_INDEX)` is a variable
+    # In `more` is a variable, `$(LWS_WORKER_INDEX)`.
+    args = [*commented_words(server.phrases, literal), *commented_words(more, str)]
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
     if env := [*env_entries(server, settings, bool(more))]:
         program["env"] = env
@@ -272,7 +267,7 @@ def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[di
     shm = {"name": "shm", "mountPath": "/dev/shm"}
     cache = {"name": "cache", "mountPath": settings.home_folder if settings.restricted else "/root/.cache"}
     tmp = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
-    return [shm, *(model_mounts(server) or [cache]), *tmp, *file_mounts(server)]
+    return [shm, *(model_mounts(server) or [cache]), *tmp, *pod_files(server).mounts]
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
@@ -285,7 +280,7 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
         more.append({"name": _WATCH_VOLUME, "configMap": {"name": f"{server.name}-watch"}})
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
-        return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
+        return [shm, *model_volumes(server), *own, *more, *pod_files(server).volumes]
     if settings.cache == "pod":
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
@@ -293,7 +288,7 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
         more.insert(0, Commented(why, volume))
     elif settings.cache != "kept":  # a LeaderWorkerSet has its own claim templates
         more.insert(0, {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}})
-    return [shm, *more, *file_volumes(server)]
+    return [shm, *more, *pod_files(server).volumes]
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
@@ -335,12 +330,3 @@ def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[st
     # Pods that share a volume must not share a journal.
     path = {"subPathExpr": "legroom/$(HOSTNAME)"} if settings.cache == "shared" else {"subPath": "legroom"}
     return {"name": "cache", **path, **journal}
-
-
-def check_restricted_pod_security(server: ExportedServer, on_node: Sequence[str]) -> None:
-    """Raises LegroomError for a port below 1024, or for paths mounted from the node (`on_node`)."""
-    if server.port < 1024:
-        raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
-    if on_node:
-        why = f"{on_node[0]} is mounted from the node, which the Pod Security Standard `restricted` does not allow"
-        raise LegroomError(why, "put it on a volume or into the image, or leave out --restricted")
