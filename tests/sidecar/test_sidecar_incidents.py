@@ -19,7 +19,7 @@ from legroom.sidecar import decisions
 from legroom.sidecar.decisions import RemedySearch, first_accepted_change
 from legroom.sidecar.notifier import Notifier, Webhook
 from legroom.sidecar.open_incidents import IncidentKeeper
-from legroom.sidecar.sidecar_metrics import SidecarMetrics
+from legroom.sidecar.sidecar_http import SidecarMetrics
 from legroom.sidecar.watch_config import ServerConfig
 
 

@@ -11,7 +11,7 @@ from loopback import listening
 from legroom.actions.platform import ActionFailed
 from legroom.sidecar.notifier import FORMATS, Notifier, Webhook, body_of, message_of, post_with_retries
 from legroom.sidecar.open_incidents import OpenIncident
-from legroom.sidecar.sidecar_metrics import SidecarMetrics
+from legroom.sidecar.sidecar_http import SidecarMetrics
 
 
 def message(title="no tokens for 30 s", text="restart it", closed_s=None, **numbers):

@@ -28,7 +28,7 @@ class DockerContainer:
 
     async def state(self) -> platform.State:
         """Running unless paused, as Docker says; the PID and the start time are the identity."""
-        return _state_from_inspect(await _inspect_state(self.container))
+        return await _container_state(self.container)
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Restarts the container, which keeps its arguments."""
@@ -68,7 +68,7 @@ class ComposeService:
         """The state of its first container; not running where it has none."""
         words = self._compose_command("ps", "--all", "--quiet", self.service)
         ids = (await run_checked(words, f"asking for {self.name}")).split()
-        return _state_from_inspect(await _inspect_state(ids[0])) if ids else platform.State(None, False)
+        return await _container_state(ids[0]) if ids else platform.State(None, False)
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Recreates the container, which applies changed arguments."""
@@ -134,17 +134,13 @@ class ComposeService:
         return ["docker", "compose", *files, *words]
 
 
-async def _inspect_state(container: str) -> dict[str, Any]:
-    """The `.State` of `docker inspect`; ActionFailed where Docker does not know the container."""
+async def _container_state(container: str) -> platform.State:
+    """The state by `docker inspect`, with PID and start time as identity; ActionFailed for an unknown container."""
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
     done = await run_program(words)
     if done.code:
         raise platform.ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
-    return _parse_json(done.output, "docker inspect")
-
-
-def _state_from_inspect(state: dict[str, Any]) -> platform.State:
-    """The platform state by `.State`: PID and start time as identity, whether it runs or restarts."""
+    state = _parse_json(done.output, "docker inspect")
     running = bool(state.get("Running")) and not state.get("Paused")
     started = state.get("StartedAt") or ""
     known = started and not started.startswith("0001-")

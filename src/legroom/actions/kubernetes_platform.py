@@ -4,7 +4,6 @@ request starts no second rollout."""
 
 import asyncio
 import datetime
-import functools
 import hashlib
 import json
 import time
@@ -149,14 +148,36 @@ class KubernetesLease:
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
-        """Take the group's lease for the holder, for that many seconds; False where another one holds it."""
-        take = functools.partial(self._take_lease, group=group, holder=holder, seconds=seconds)
-        return await asyncio.to_thread(_call_api, self.context, "taking the lease", take)
+        """Creates or takes over the group's lease for so many seconds; False where another holder's has not expired, or
+        another writer was faster."""
+
+        def take_lease(api: Any) -> bool:
+            leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
+            now, whole_s = datetime.datetime.now(datetime.UTC), max(1, round(seconds))
+            times = {"acquire_time": now, "renew_time": now}
+            spec = api.V1LeaseSpec(holder_identity=holder, lease_duration_seconds=whole_s, **times)
+            if lease is None:
+                made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
+                return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
+            lasts = datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0)
+            has_expired = lease.spec.renew_time is None or bool(lease.spec.renew_time + lasts < now)
+            if lease.spec.holder_identity not in (None, "", holder) and not has_expired:
+                return False
+            lease.spec = spec  # the API server refuses an outdated resourceVersion
+            return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
+
+        return await asyncio.to_thread(_call_api, self.context, "taking the lease", take_lease)
 
     async def release(self, group: str, holder: str) -> None:
         """Ends this holder's lease of the group; another holder's stays."""
-        release = functools.partial(self._release_lease, group=group, holder=holder)
-        await asyncio.to_thread(_call_api, self.context, "giving back the lease", release)
+
+        def release_lease(api: Any) -> None:
+            leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
+            if lease is not None and lease.spec.holder_identity == holder:
+                lease.spec.holder_identity = None
+                _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
+
+        await asyncio.to_thread(_call_api, self.context, "giving back the lease", release_lease)
 
     def _read_lease(self, api: Any, group: str) -> Any:
         """The group's Lease; None where there is none."""
@@ -168,28 +189,6 @@ class KubernetesLease:
             if error.status != _NOT_FOUND:
                 raise
             return None
-
-    def _take_lease(self, api: Any, group: str, holder: str, seconds: float) -> bool:
-        """Creates or takes over the group's Lease; False where another holder's has not expired, or on a conflict."""
-        leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
-        now, whole_s = datetime.datetime.now(datetime.UTC), max(1, round(seconds))
-        spec = api.V1LeaseSpec(holder_identity=holder, lease_duration_seconds=whole_s, acquire_time=now, renew_time=now)
-        if lease is None:
-            made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
-            return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
-        lasts = datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0)
-        has_expired = lease.spec.renew_time is None or bool(lease.spec.renew_time + lasts < now)
-        if lease.spec.holder_identity not in (None, "", holder) and not has_expired:
-            return False
-        lease.spec = spec  # the API server refuses an outdated resourceVersion
-        return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
-
-    def _release_lease(self, api: Any, group: str, holder: str) -> None:
-        """Clears the holder of the group's Lease if it is this one; nothing where there is no Lease."""
-        leases, lease = api.CoordinationV1Api(), self._read_lease(api, group)
-        if lease is not None and lease.spec.holder_identity == holder:
-            lease.spec.holder_identity = None
-            _unless_conflict(api, lambda: leases.replace_namespaced_lease(_lease_name(group), self.namespace, lease))
 
 
 def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -> _Answer:

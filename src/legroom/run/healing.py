@@ -168,10 +168,7 @@ class Remedy:
     words: tuple[str, ...] = ()
     env: Mapping[str, str] | None = None
     changed: str = ""
-    why: str = ""
     expected: Expectation | None = None
-    fix: str = ""
-    """The kind of the fix."""
     refused: str = ""
     """Why no fix was applied."""
     by_signal: bool = False
@@ -307,8 +304,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
             expected = expected_pool(changed, case.environ, case.gpus)
             reason = _violates_minimum(fix, expected, case, diagnosed.is_memory)
         if not reason:
-            why = masked_log_text(fix.why)
-            return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
+            return replace(diagnosed, words=words, env=env, changed=change, expected=expected)
         refusals.append(f"{change} ({reason})")
     if refusals:
         return replace(diagnosed, refused=f"it would have changed {', or '.join(refusals[:3])}")

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class Signals:
         self._terminal_closed_s: float | None = None
 
     def __enter__(self) -> Signals:
-        self._handlers = {number: signal.signal(number, _ignore) for number in HANDLED_SIGNALS}
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
         self._nohup = self._handlers[signal.SIGHUP] == signal.SIG_IGN
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         return self
@@ -59,10 +58,6 @@ class Signals:
             return numbers
         others = [number for number in numbers if number != signal.SIGHUP]
         return [*others, signal.SIGTERM] if has_closed and not self._nohup else others
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Does nothing: the signal is read from the wake-up pipe."""
 
 
 def _has_terminal() -> bool:

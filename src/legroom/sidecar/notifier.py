@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legroom.live.journal.journal import Journal
     from legroom.live.journal.journal_buffer import JournalThread
     from legroom.sidecar.open_incidents import OpenIncident
-    from legroom.sidecar.sidecar_metrics import SidecarMetrics
+    from legroom.sidecar.sidecar_http import SidecarMetrics
 
 Format = Literal["json", "alertmanager", "slack"]
 FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")

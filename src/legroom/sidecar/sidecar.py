@@ -28,8 +28,7 @@ from legroom.sidecar.decisions import RemedySearch
 from legroom.sidecar.notifier import IncidentReporter, Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_leftovers, left_open
 from legroom.sidecar.server_restart import ActionContext
-from legroom.sidecar.sidecar_http import make_app
-from legroom.sidecar.sidecar_metrics import SidecarMetrics
+from legroom.sidecar.sidecar_http import SidecarMetrics, make_app
 from legroom.sidecar.sources import Source, combined_source
 from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
@@ -179,7 +178,10 @@ class Sidecar:
             if under_way is not None and incident.meanwhile != under_way:
                 self._reporter.note(incident, under_way)
             incident.meanwhile = under_way or ""
-        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server, under_way)):
+        if under_way is not None and not is_acted_on and self._under_way.get(result.server) != under_way:
+            self._log(f"{result.server}: {under_way}: its silence is no incident, and nothing is done here")
+            self._under_way[result.server] = under_way
+        if isinstance(result, ScrapeFailure) and (is_acted_on or under_way is not None):
             watcher.reset_pending_durations()
             self._update_metrics(result, watcher, group)
             return
@@ -205,13 +207,6 @@ class Sidecar:
             self._remedies.begin(incident, self._servers.get(result.server), watcher.window)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
-
-    def _is_expected(self, server: str, what: str | None) -> bool:
-        """Whether `what` a `legroom run` does to the server (None: nothing) explains a failed scrape; logs it once."""
-        if what is not None and self._under_way.get(server) != what:
-            self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
-            self._under_way[server] = what
-        return what is not None
 
     def remove_server(self, server: str) -> None:
         """Forgets a server that no source lists any more and closes its incidents; a configured one stays."""

@@ -60,16 +60,12 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
                     group.create_task(_scrape_pods(config.kubernetes, config.interval_s, take, discovery, log))
         except BaseExceptionGroup as group_error:
             # The first source that fails ends all. A pipe may close while a result is printed.
-            raise (_first_of_group(group_error.subgroup((LegroomError, BrokenPipeError))) or group_error) from None
+            first: BaseException | None = group_error.subgroup((LegroomError, BrokenPipeError))
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise (first or group_error) from None
 
     return run_all
-
-
-def _first_of_group(error: BaseException | None) -> BaseException | None:
-    """The first exception inside nested exception groups; any other, or None, as it is."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def prometheus_source(config: PrometheusConfig) -> PrometheusSource:

@@ -139,20 +139,15 @@ def read_config(path: Path) -> SidecarConfig:
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
     """A configuration without a file: one group, `notify` and `act` allowed, `others` its further fields."""
-    _refuse_unknown_actions(act)
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
-    return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
-
-
-def _refuse_unknown_actions(act: Sequence[str]) -> None:
-    if unknown := sorted(set(act) - set(ACTION_NAMES)):
-        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+    return with_more_actions(SidecarConfig(tuple(servers.values()), **others), act)
 
 
 def with_more_actions(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
     """The configuration with these actions allowed too, in every group; LegroomError for an unknown one."""
-    _refuse_unknown_actions(act)
     more = frozenset(act)
+    if unknown := sorted(more - set(ACTION_NAMES)):
+        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
     return replace(config, act=config.act | more, groups=groups)
 

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,8 @@ from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_records import Incident, JournalUnavailable
+from legroom.live.metrics.endpoint import Endpoint
+from legroom.live.metrics.kubernetes_source import discovered_endpoints, pods_api
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.run_record import failed_under_way, with_start_reason
 from legroom.live.server_view import ServerView, server_view
@@ -264,16 +265,22 @@ async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float
     """Feeds the session a few scrapes of every server, `gap_s` apart, from the servers, Prometheus or Kubernetes."""
     if config.prometheus is not None:
         await _poll_last_scrapes(config.prometheus, session, gap_s)
-        config = replace(config, prometheus=None)
-    if config.kubernetes is not None:
-        await _scrape_discovered_pods(replace(config, interval_s=gap_s), session, gap_s)
-        return
+    endpoints = [server.endpoint for server in config.servers]
+    if (pods := config.kubernetes) is not None:
+        problem, found, api = f"no pod has the labels {pods.selector}", dict[str, Endpoint](), pods_api(pods.context)
+        try:
+            found = await asyncio.to_thread(discovered_endpoints, api, pods.selector, pods.namespace)
+        except LegroomError as error:
+            problem = error.message
+        if not (found or endpoints or session.views):
+            raise LegroomError(problem, "no server could be scraped", UNREACHABLE)
+        endpoints += found.values()
     from legroom.live.metrics.scrape import open_session, scrape_result  # slow to import
 
     async with open_session() as connections:
         for number in range(ONCE_SCRAPES):
             await asyncio.sleep(gap_s if number else 0)
-            results = await asyncio.gather(*(scrape_result(connections, server.endpoint) for server in config.servers))
+            results = await asyncio.gather(*(scrape_result(connections, endpoint) for endpoint in endpoints))
             for result in results:
                 session.take(result)
 
@@ -298,24 +305,6 @@ async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, ga
             await asyncio.sleep(gap_s)
     if once_only:
         session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not evaluated")
-
-
-async def _scrape_discovered_pods(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Scrape discovered pods a few rounds, `gap_s` seconds apart; LegroomError where none is found in 15 s."""
-    problems: list[str] = []
-    session.log = problems.append
-    watching = asyncio.create_task(stream(config, session, lambda now: None))
-    until = time.monotonic() + 15.0
-    while not (session.views or problems or watching.done()) and time.monotonic() < until:
-        await asyncio.sleep(0.05)
-    if session.views:
-        await asyncio.wait([watching], timeout=ONCE_SCRAPES * gap_s)
-    if not watching.done():
-        watching.cancel()
-    with suppress(asyncio.CancelledError):
-        await watching
-    if problems and not session.views:
-        raise LegroomError(problems[0], "no server could be scraped", UNREACHABLE)
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:

@@ -157,7 +157,8 @@ def start() -> None:
     folder = TelemetryFolder(Path(inherited)) if inherited else TelemetryFolder.create()
     if inherited is None:
         os.environ[FOLDER] = str(folder.path)
-        atexit.register(_remove_if_owner, folder, os.getpid())
+        owner = os.getpid()
+        atexit.register(lambda: folder.remove() if os.getpid() == owner else None)  # not in its forks
         _start_thread(lambda: _register_collector(folder))
     recorder = BlackBoxRecorder()
     observe_allocator(recorder)
@@ -172,12 +173,6 @@ def _start_observing(folder: TelemetryFolder, recorder: BlackBoxRecorder) -> Non
     """Starts the recorder and the thread that reports the worker's memory until the folder is removed."""
     recorder.begin()
     _start_thread(lambda: report_until_removed(folder, recorder))
-
-
-def _remove_if_owner(folder: TelemetryFolder, owner: int) -> None:
-    """Deletes the folder, but only in the process with this pid, not in its forks."""
-    if os.getpid() == owner:
-        folder.remove()
 
 
 def _start_thread(task: Callable[[], None]) -> None:

@@ -28,50 +28,46 @@ class EnvVariable:
 
 def server_environment(
     plan: PlanDocument, words: ServeCommand, given: Mapping[str, str], times: StartTimes
-) -> tuple[EnvVariable, ...]:
-    """The server's variables: the given ones, the engine start timeout and the allocator setting, with reasons."""
-    broken = _why_broken(plan, words)
-    names = [name for name, value in given.items() if name not in _OF_ONE_MACHINE and not is_secret(name, value)]
-    kept = {name: _without_breaking_segments(name, given[name], broken) for name in names}
-    shown = ((name, value) for name, value in kept.items() if value or not given[name])
-    lines = [EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in shown]
-    named = {line.name for line in lines}
+) -> tuple[tuple[EnvVariable, ...], tuple[str, ...]]:
+    """(The given variables, the engine start timeout and the allocator setting, with reasons; comments
+    about variables and allocator settings that are left out)."""
+    own, broken, lines = [name for name in given if name in _OF_ONE_MACHINE], _why_broken(plan, words), []
+    remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
+    for name, value in given.items():
+        if name in own or is_secret(name, value):
+            continue
+        kept = value
+        if broken and name in ALLOCATOR_NAMES:
+            parts = value.split(",")
+            kept = ",".join(part for part in parts if part.replace(" ", "").lower() != "expandable_segments:true")
+        if kept != value:
+            remarks.append(f"{name} was given with expandable_segments, which is left out: {broken}.")
+        if kept or not value:
+            lines.append(EnvVariable(name, kept, _WHY.get(name, "as given")))
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
     default_s = env_default(ready, plan.release)
-    if default_s is not None and times.limit_s > default_s and ready not in named:
+    if default_s is not None and times.limit_s > default_s and ready not in given:
         why = f"vLLM gives up on its engine after {default_s} s; {times.short_sentence()}"
         lines.append(EnvVariable(ready, str(times.limit_s), why))
-    if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words):
+    if given.keys().isdisjoint(ALLOCATOR_NAMES):
         spare, burst = gib(plan.layout.headroom_bytes), gib(plan.layout.activation_bytes)
-        why = f"only {spare} of the card stays free beside {burst} of activations, so PyTorch's cache must not fragment"
-        lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
-    return tuple(lines)
+        if objection := broken or _allocator_objection(plan):
+            remarks.append(f"No allocator settings: {objection}.")
+        else:
+            why = f"only {spare} of the card stays free beside {burst} of activations, so PyTorch's cache must not "
+            lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", f"{why}fragment"))
+    return tuple(lines), tuple(remarks)
 
 
-def allocator_objection(plan: PlanDocument, words: ServeCommand) -> str:
-    """Why expandable segments are not set, as a sentence; empty where they help and are set."""
-    if broken := _why_broken(plan, words):
-        return broken
+def _allocator_objection(plan: PlanDocument) -> str:
+    """Why expandable segments would not help, as a sentence; empty where they do."""
     if not plan.gpu.name.startswith("NVIDIA"):
         return "expandable segments are known to work on NVIDIA cards only"
     spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
-    if spare >= burst:
-        more = f"more than the {gib(burst)} that a burst of activations takes"
-        return f"{gib(spare)} of the card stays free, {more}, so fragmentation does no harm"
-    return ""
-
-
-def env_remarks(plan: PlanDocument, words: ServeCommand, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Comments about variables (of those `given`) and allocator settings that are left out."""
-    own = [name for name in given if name in _OF_ONE_MACHINE]
-    remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
-    broken = _why_broken(plan, words)
-    allocator = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
-    left_out = [name for name, value in allocator.items() if _without_breaking_segments(name, value, broken) != value]
-    remarks += [f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out]
-    if not allocator and (objection := allocator_objection(plan, words)):
-        remarks.append(f"No allocator settings: {objection}.")
-    return tuple(remarks)
+    if spare < burst:
+        return ""
+    more = f"more than the {gib(burst)} that a burst of activations takes"
+    return f"{gib(spare)} of the card stays free, {more}, so fragmentation does no harm"
 
 
 def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
@@ -84,11 +80,3 @@ def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
     if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
         return "KV connectors pin addresses that expandable segments may move"
     return ""
-
-
-def _without_breaking_segments(name: str, value: str, broken: str) -> str:
-    """A variable's value, without expandable segments where they break the server (`broken`: why, or empty)."""
-    if not broken or name not in ALLOCATOR_NAMES:
-        return value
-    parts = value.split(",")
-    return ",".join(part for part in parts if part.replace(" ", "").lower() != "expandable_segments:true")

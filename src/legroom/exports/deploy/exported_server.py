@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.environment import EnvVariable, env_remarks, server_environment
+from legroom.exports.deploy.environment import EnvVariable, server_environment
 from legroom.exports.deploy.flag_comments import flag_comment
 from legroom.exports.deploy.serve_command import (
     API_KEY_NAME,
@@ -195,6 +195,7 @@ def planned_server(
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if is_local else options.download_bytes_s, drain_s)
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
+    env, env_remarks = server_environment(plan, words, given, times)
     own_secrets = (name for name, value in given.items() if is_secret(name, value))
     hub, guard = () if is_local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
     # systemd, Docker and Kubernetes accept such a name.
@@ -206,8 +207,8 @@ def planned_server(
         release=release,
         words=words,
         phrases=tuple(replace(phrase, why=flag_comment(phrase, plan)) for phrase in words.phrases),
-        env=server_environment(plan, words, given, times),
-        remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, given)),
+        env=env,
+        remarks=(*_remarks(gpus, words), *env_remarks),
         secrets=tuple(dict.fromkeys((*words.secrets, *secret_names, *own_secrets, *hub, *guard))),
         gpus=gpus,
         plan=plan,
@@ -223,24 +224,17 @@ def gpus_per_engine(args: Mapping[str, Any]) -> int:
     return math.prod(int(args.get(size) or 1) for size in sizes)
 
 
-def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
-    """One remark where more than 8 GPUs are needed in one machine; else empty."""
-    if gpus <= 8:
-        return ()
-    return (
-        f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of the "
-        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot do that.",
-    )
-
-
-def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
-    """One remark on the flags in which a secret was replaced by a placeholder; empty without such."""
+def _remarks(gpus: int, words: ServeCommand) -> Iterator[str]:
+    """Remarks where one machine needs more than 8 GPUs, and on flags whose secret was replaced by a placeholder."""
+    if gpus > 8:
+        yield (
+            f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of "
+            "the ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot do that."
+        )
     flags = [phrase.flag for phrase in words.phrases if PLACEHOLDER in phrase.value or f"://{HIDDEN}@" in phrase.value]
-    if not flags:
-        return ()
-    named = ", ".join(dict.fromkeys(flags))
-    left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
-    return (f"{named}: {left_out}. Put it back where only the server can read it.",)
+    if flags:
+        left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
+        yield f"{', '.join(dict.fromkeys(flags))}: {left_out}. Put it back where only the server can read it."
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:

@@ -139,7 +139,12 @@ def _optional_objects(
         budget = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod.pod_selector(server)}}
         yield manifest("policy/v1", "PodDisruptionBudget", pod.metadata(server, settings), budget)
     if settings.scaler:
-        yield scaler_manifest(server, settings, over)
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
+        if over.nodes > 1:
+            about = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+            target = {**about, "name": pod_groups.group_name(server)}
+        scaled = _hpa if settings.scaler == "hpa" else _keda_scaled_object
+        yield scaled(server, settings, server_scaling_policy(server, settings), target)
     if settings.network_policy:
         yield network_policy(server, settings, over)
 
@@ -152,13 +157,19 @@ def _head_remarks(server: ExportedServer, settings: pod.ClusterSettings, over: N
         without = "without one, NCCL sends over TCP between the nodes"
         yield f"No RDMA device is asked for, because each network names its own (rdma/...): {without}."
     if over.ray:
-        yield from pod_groups.ray_image_remarks(server)
+        if server.release.at_least(pod_groups.NO_RAY_SINCE) and server.options.image is None:
+            built = "build one with `pip install 'ray[cgraph]'` and name it with --image"
+            yield f"vLLM's own image has no Ray from {pod_groups.NO_RAY_SINCE} on: {built}."
     elif over.nodes > 1:
         yield from pod_groups.leader_worker_set_remarks(server, settings)
     if settings.cache == "shared":
         yield "Its cache is one volume for all pods: the storage class must offer ReadWriteMany."
     if settings.scaler:
-        yield from scaling_remarks(server, settings)
+        yield f"How it scales: {server_scaling_policy(server, settings).sentence()}"
+        tried = f"legroom simulate TRACE --model {server.model} --autoscale {settings.most_replicas}"
+        yield f"Try it on a trace of your own: {tried}"
+        if settings.scaler == "hpa":
+            yield f"Its metrics come from prometheus-adapter: helm values in {server.name}-adapter-values.yaml."
 
 
 def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[str, Any]:
@@ -228,15 +239,6 @@ def server_scaling_policy(server: ExportedServer, settings: pod.ClusterSettings)
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
 
 
-def scaling_remarks(server: ExportedServer, settings: pod.ClusterSettings) -> Iterator[str]:
-    """Head comments of the manifest: the scaling policy, how to simulate it, and where an HPA's metrics come from."""
-    yield f"How it scales: {server_scaling_policy(server, settings).sentence()}"
-    tried = f"legroom simulate TRACE --model {server.model} --autoscale {settings.most_replicas}"
-    yield f"Try it on a trace of your own: {tried}"
-    if settings.scaler == "hpa":
-        yield f"Its metrics come from prometheus-adapter: helm values in {server.name}-adapter-values.yaml."
-
-
 def scaling_queries(server: ExportedServer, settings: pod.ClusterSettings) -> tuple[str, str]:
     """PromQL of (waiting requests, KV use), summed over replicas; the autoscaler divides by their number."""
     where = [f'model_name="{server.served_name}"']
@@ -245,16 +247,6 @@ def scaling_queries(server: ExportedServer, settings: pod.ClusterSettings) -> tu
     measures = Measures(server.release, ", ".join(where), "by (namespace, pod, instance)")
     waiting, use = measures.queued(), measures.value("kv_use", "max")
     return f"sum({in_parens(waiting)})", f"sum({in_parens(use)})"
-
-
-def scaler_manifest(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The HorizontalPodAutoscaler or, unless the scaler is `hpa`, the KEDA ScaledObject of the server."""
-    policy = server_scaling_policy(server, settings)
-    scale_target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
-    if over.nodes > 1:
-        about = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
-        scale_target = {**about, "name": pod_groups.group_name(server)}
-    return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(server, settings, policy, scale_target)
 
 
 def _keda_scaled_object(

@@ -59,24 +59,29 @@ def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
         yield from _yaml_lines(value.value, indent)
     elif isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _mapping_entry_lines(f"{_scalar(str(key))}:", inner, indent)
+            yield from _entry_lines(f"{_scalar(str(key))}:", inner, indent)
     elif isinstance(value, (list, tuple)) and value:
         for inner in value:
-            yield from _list_item_lines(inner, indent)
+            yield from _entry_lines("-", inner, indent)
     else:
         yield " " * indent + _scalar(value)
 
 
-def _mapping_entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
-    """The lines of one mapping entry, `lead` being its key with the colon."""
+def _entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
+    """The lines of a mapping's entry, `lead` being its key with the colon, or of a list's item, whose `lead` is `-`."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         value = value.value
-    space = " " * indent
-    if isinstance(value, (Mapping, list, tuple)) and value:
+    space, is_item = " " * indent, lead == "-"
+    is_filled = isinstance(value, (Mapping, list, tuple)) and value
+    if is_item and is_filled and isinstance(value, Mapping) and not isinstance(next(iter(value.values())), Commented):
+        lines = list(_yaml_lines(value, indent + 2))
+        yield f"{space}- {lines[0][indent + 2 :]}"  # the first key beside the dash
+        yield from lines[1:]
+    elif is_filled:
         yield f"{space}{lead}"
         yield from _yaml_lines(value, indent + 2)
-    elif isinstance(value, str) and (lines := _block_scalar_lines(value)):
+    elif not is_item and isinstance(value, str) and (lines := _block_scalar_lines(value)):
         yield f"{space}{lead} |{'' if value.endswith(_NEWLINE) else '-'}"
         yield from (f"{space}  {line}" if line else "" for line in lines)
     else:
@@ -88,23 +93,6 @@ def _block_scalar_lines(text: str) -> list[str]:
     lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
     plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
     return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []
-
-
-def _list_item_lines(value: Any, indent: int) -> Iterator[str]:
-    """The lines of one list item, its first key beside the dash."""
-    if isinstance(value, Commented):
-        yield from _comment_lines(value.comment, indent)
-        value = value.value
-    space = " " * indent
-    if isinstance(value, Mapping) and value and not isinstance(next(iter(value.values())), Commented):
-        lines = list(_yaml_lines(value, indent + 2))
-        yield f"{space}- {lines[0][indent + 2 :]}"
-        yield from lines[1:]
-    elif isinstance(value, (Mapping, list, tuple)) and value:
-        yield f"{space}-"
-        yield from _yaml_lines(value, indent + 2)
-    else:
-        yield f"{space}- {_scalar(value)}"
 
 
 def _scalar(value: Any) -> str:

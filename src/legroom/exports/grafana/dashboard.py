@@ -8,7 +8,6 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.exports.grafana.dashboard_rows import INSTANCE, Panel, dashboard_rows
 from legroom.exports.prometheus.alert_levels import levels_for
 from legroom.exports.prometheus.measures import Measures
-from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
 HELP = "a dashboard with the plan beside what the servers measure"
@@ -42,24 +41,19 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile(FILE, JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request)) + "\n"),)
 
 
-def dashboard_uid(plan: PlanDocument | None) -> str:
-    """A uid that depends on the deployment alone, so that an import replaces the dashboard."""
-    if plan is None:
-        return "legroom-vllm"
-    which = f"{plan.model} {plan.gpu.name} {plan.gpu.count}"
-    return f"legroom-vllm-{hashlib.sha256(which.encode()).hexdigest()[:8]}"
-
-
 def _dashboard(request: ExportRequest) -> Any:
     """The built dashboard as an object of the Grafana SDK, not yet JSON."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
-    levels = levels_for(request.plan, request.options)
-    named = f"vLLM: {request.plan.model}" if request.plan else "vLLM"
+    levels, plan = levels_for(request.plan, request.options), request.plan
+    named, uid = "vLLM", "legroom-vllm"
+    if plan is not None:  # a uid of the deployment alone, so that an import replaces the dashboard
+        which = f"{plan.model} {plan.gpu.name} {plan.gpu.count}"
+        named, uid = f"vLLM: {plan.model}", f"{uid}-{hashlib.sha256(which.encode()).hexdigest()[:8]}"
     builder = (
         dashboard.Dashboard(f"{named} (legroom)")
-        .uid(dashboard_uid(request.plan))
+        .uid(uid)
         .description("GPU memory, queue, throughput and latency of vLLM servers; written by legroom export grafana.")
         .tags(["vllm", "legroom"])
         .editable()
@@ -80,7 +74,7 @@ def _dashboard(request: ExportRequest) -> Any:
         annotation = dashboard.AnnotationQuery().name(name).datasource(_data_source()).enable(True)
         builder.annotation(annotation.icon_color(colour).expr(expr))
     number = 0
-    for row in dashboard_rows(request.release, levels, request.plan):
+    for row in dashboard_rows(request.release, levels, plan):
         number += 1
         title = f"{row.title} (needs {row.needs})" if row.needs else row.title
         builder.with_row(dashboard.Row(title).id(number))

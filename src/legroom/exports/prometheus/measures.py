@@ -41,15 +41,15 @@ class Measures:
 
     def value(self, role: str, how: str = "sum") -> str:
         """PromQL of the current value of the gauge `role`, aggregated by `how` over a server's engines."""
-        return self._aggregated(role, how)
+        return self.aggregated(role, how)
 
     def peak(self, role: str, window: str, how: str = "sum") -> str:
         """PromQL of the maximum of the gauge `role` within a window such as `5m`, aggregated by `how`."""
-        return self._aggregated(role, how, "max_over_time", window)
+        return self.aggregated(role, how, "max_over_time", window)
 
     def mean(self, role: str, window: str, how: str = "sum") -> str:
         """PromQL of the average of the gauge `role` over a window such as `5m`, aggregated by `how`."""
-        return self._aggregated(role, how, "avg_over_time", window)
+        return self.aggregated(role, how, "avg_over_time", window)
 
     def queued(self) -> str:
         """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
@@ -60,11 +60,7 @@ class Measures:
 
     def rate(self, role: str, window: str) -> str:
         """PromQL of the increase per second of the counter `role` over a window such as `5m`, summed."""
-        return self._aggregated(role, "sum", "rate", window)
-
-    def resets(self, role: str, window: str) -> str:
-        """PromQL of how often the counter `role` was reset within a window; the most of a server's engines."""
-        return self._aggregated(role, "max", "resets", window)
+        return self.aggregated(role, "sum", "rate", window)
 
     def quantile(self, role: str, share: float, window: str) -> str:
         """PromQL: the quantile `share` of the histogram with this role over a rate window."""
@@ -73,10 +69,6 @@ class Measures:
         return self._first_of_series(
             role, lambda name: f"histogram_quantile({share:g}, sum {labels} (rate({name}{inner}))) >= 0"
         )
-
-    def observed(self, role: str, window: str) -> str:
-        """PromQL of the number of observations of the histogram `role` within a window."""
-        return self._aggregated(role, "sum", "increase", window, "_count")
 
     def prefix_hit_ratio(self, window: str) -> str:
         """PromQL of the share of looked-up prompt tokens found in the prefix cache: counters in V1, a gauge in V0."""
@@ -93,13 +85,13 @@ class Measures:
 
     def finished(self, function: str, window: str) -> str:
         """PromQL of `function` over the finished-request counter; 0.4.0 and 0.4.1 only have a latency histogram."""
-        observed = self._aggregated("e2e_latency", "sum", function, window, "_count")
+        observed = self.aggregated("e2e_latency", "sum", function, window, "_count")
         if not self.has("request_success"):
             return observed
-        known = self._aggregated("request_success", "sum", function, window)
+        known = self.aggregated("request_success", "sum", function, window)
         return first_with_value(known, observed) if self.release is None else known
 
-    def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
+    def aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
         """PromQL: aggregation `how` of the series of `role` (with `suffix`), or of `function` over a window of them."""
         labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
@@ -202,7 +194,7 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
     for role in filter(measures.has, _LATENCIES):
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             records[latency_series(role, name)] = measures.quantile(role, share, over)
-        records[observation_series(role)] = measures.observed(role, over)
+        records[observation_series(role)] = measures.aggregated(role, "sum", "increase", over, "_count")
     # Changed process start times, else resets of the prompt counter, else pods that were recreated.
     crash_window = levels.time(levels.crash_window_s)
     started = f'process_start_time_seconds{{job="{job}"}}[{crash_window}]'
@@ -210,7 +202,7 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
     records[RESTARTS] = first_with_value(
         # A start time that goes back is that of another server behind the same address.
         f"max {BY_INSTANCE} (changes({started}) * (resets({started}) == bool 0))",
-        Measures(measures.release, measures.selector, BY_INSTANCE).resets("prompt_tokens", crash_window),
+        replace(measures, keep=BY_INSTANCE).aggregated("prompt_tokens", "max", "resets", crash_window),
         _replaced_pods_query(seen),
     )
     # The guard inside `legroom run` knows starts that follow no crash: 0 instead of a start time with its sign changed,

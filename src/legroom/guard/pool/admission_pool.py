@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from legroom.guard.pool.engine_usage import StepClock
 from legroom.guard.pool.prefix_ledger import PrefixLedger
-from legroom.guard.pool.projection import BlockNeed, Progress, Projection, Reservation, ReservationState, progress_of
+from legroom.guard.pool.projection import BlockNeed, Projection, Reservation, ReservationState, progress_of
 from legroom.records import dataclass
 
 LONGEST_RETRY_S = 45
@@ -321,20 +321,16 @@ class Pool:
         return self._fits_by_projection(need.without(shared), blocks - self._prefixes.shared_blocks, now_s)
 
     def _fits_by_projection(self, need: BlockNeed, blocks: float, now_s: float) -> bool:
-        """Whether `blocks` hold the request and all running ones until it ends, or a preemption would pay off."""
+        """Whether `blocks` hold the request and all running ones until it ends, or the tokens that it generates before
+        its preemption outweigh computing it again."""
         growth = need.growth
         assert growth is not None
         candidate = progress_of(growth, 0)
         projection = self._projection_at(now_s, 2 * growth.steps)
         if projection.steps_to_overflow(candidate, blocks, growth.steps) == math.inf:
             return True
-        # vLLM preempts the newest request, which is the small one, so large ones must not cause it.
-        return not self._reserved_for_small() and self._gains_before_preemption(need, candidate, projection, blocks)
-
-    def _gains_before_preemption(
-        self, need: BlockNeed, candidate: Progress, projection: Projection, blocks: float
-    ) -> bool:
-        """Whether the tokens that `candidate` generates before `blocks` overflow outweigh computing it again."""
+        if self._reserved_for_small():  # vLLM preempts the newest request, which is the small one
+            return False
         steps = projection.steps_to_overflow(candidate, blocks, candidate.steps_left[-1])
         slowed_down = self.held_sequences + need.sequences
         if self._sequences.queued:

@@ -309,18 +309,13 @@ def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
     if soft < hard:  # each stream has two connections
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve_until_stopped(options, ready))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop factory; None where uvloop is not installed."""
-    try:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
         import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_serve_until_stopped(options, ready))
 
 
 async def _serve_until_stopped(options: ProxyOptions, ready: Ready | None) -> int:

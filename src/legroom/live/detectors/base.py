@@ -104,8 +104,9 @@ class Detector(ABC):
 
     @property
     def warm_up_s(self) -> float:
-        """Seconds to watch a server before no finding means no problem: a minute of rates and the minimum duration."""
-        return 60.0 + self._as_hold(self.begins_after).seconds
+        """Seconds to watch a server before no finding means no problem: a minute of rates and the minimum duration, or
+        the window of counted events, as those before the first scrape are unknown."""
+        return max(60.0 + self._as_hold(self.begins_after).seconds, self._as_hold(self.ends_after).seconds)
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
         """Evaluates the last scrape; the finding while it lasts, with the last bad scrape's numbers, None otherwise."""

@@ -15,11 +15,6 @@ class CrashLoop(Detector):
     ends_after = "crash_over_s"
     """As long as the window of counted restarts, so that slow crash loops do not flap."""
 
-    @property
-    def warm_up_s(self) -> float:
-        """Seconds of the whole counting window: restarts before the first scrape are unknown."""
-        return self.levels.crash_over_s
-
     def measure(self, window: Window, now_s: float) -> Condition:
         """Bad where the window holds `crash_restarts` unrequested starts within `crash_over_s`, else good."""
         over_s = self.levels.crash_over_s

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from legroom.live.detectors.memory_creep import MemoryCreep, MemorySeries
-from legroom.live.forecast import Trend
 from legroom.live.metrics.window import MemoryPoint
 
 
@@ -12,13 +11,10 @@ class HostMemoryCreep(MemoryCreep):
 
     kind = "host_memory_creep"
     title = "host memory grows while it serves"
+    of_gpus = False  # the server does not report how much memory the host has
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
         """Resident memory of all workers (worker plugin) and of the API server (its own /metrics)."""
         workers = [(point.time_s, float(point.host_rss_bytes)) for point in points if point.host_rss_bytes]
         api = [(point.time_s, float(point.api_server_rss_bytes)) for point in points if point.api_server_rss_bytes]
         return [(workers, "that the workers hold of the host"), (api, "that the API server holds of the host")]
-
-    def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Always None: the server does not report how much memory the host has."""
-        return None

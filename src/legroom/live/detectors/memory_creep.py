@@ -1,9 +1,10 @@
 """GPU memory grows over hours or days."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector, worst_condition
-from legroom.live.forecast import Trend, trend
+from legroom.live.forecast import trend
 from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.units import human_bytes
 
@@ -26,6 +27,8 @@ class MemoryCreep(Detector):
     restart_helps = True
     begins_after = AT_ONCE
     """The slope already covers hours."""
+    of_gpus: ClassVar[bool] = True
+    """Whether the plan's GPUs are what fills up."""
 
     _seen: tuple[int, float] = (0, 0.0)
     _last: Condition | None = None
@@ -72,13 +75,8 @@ class MemoryCreep(Detector):
         reason = f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
         reason += f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
-        left_h = self.hours_left(line, series[-1][1])
-        if left_h is not None:
-            numbers["hours_left"] = left_h
+        total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan and self.of_gpus else 0
+        if total > series[-1][1]:
+            left_h = numbers["hours_left"] = (total - series[-1][1]) / per_h
             reason += f"; at this slope the card is full in {left_h:.0f} h"
         return Condition(True, reason, numbers)
-
-    def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Hours until memory growing by `line` from `bytes_now` fills the GPUs; None without a plan, or if beyond."""
-        total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
-        return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None

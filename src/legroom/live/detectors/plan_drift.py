@@ -69,16 +69,14 @@ class PlanDrift(Detector):
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
         engine = _most_deviating_engine(window.latest, planned)
-        return self._engine_condition(engine, self.plan, planned, window) if engine else None
-
-    def _engine_condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
-        """Bad where the engine's KV pool in tokens differs from the `planned` ones by more than is tolerated."""
+        if engine is None:
+            return None
         tokens = _pool_tokens(engine) or 0
         deviation = tokens / planned - 1
-        low, high = _tolerated_deviation(plan, self.levels)
+        low, high = _tolerated_deviation(self.plan, self.levels)
         if low <= deviation <= high:
             return GOOD
-        which, more, planned_requests = engine_label(engine.key, window), "", plan.kv.max_concurrency
+        which, more, planned_requests = engine_label(engine.key, window), "", self.plan.kv.max_concurrency
         if engine.max_concurrency and planned_requests > 0:
             more = f"; {engine.max_concurrency:.1f} full-length requests at once instead of {planned_requests:.1f}"
         reason = f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "

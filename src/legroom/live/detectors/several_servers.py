@@ -12,11 +12,6 @@ class SeveralServers(Detector):
     begins_after = AT_ONCE
     ends_after = "switch_over_s"
 
-    @property
-    def warm_up_s(self) -> float:
-        """Seconds of the whole counting window: switches before the first scrape are unknown."""
-        return self.levels.switch_over_s
-
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Bad where the process start time switched `switch_least` times between old ones, else good."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]

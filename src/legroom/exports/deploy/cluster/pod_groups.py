@@ -94,7 +94,7 @@ def _without_watch(server: ExportedServer) -> ExportedServer:
     return replace(server, options=replace(server.options, sidecar=False))
 
 
-_NO_RAY_SINCE = "0.18.0"  # requirements/cuda.txt lists ray up to 0.17.1, so vLLM's images contain it until then.
+NO_RAY_SINCE = "0.18.0"  # requirements/cuda.txt lists ray up to 0.17.1, so vLLM's images contain it until then.
 _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 """KubeRay's `ray start` command of the pod; without --block it leaves Ray running in the background."""
 
@@ -137,12 +137,3 @@ def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     why = Commented("The address by which Ray's other nodes reach it.", address)
     return {**first, "env": [why, *first.get("env", [])]}
-
-
-def ray_image_remarks(server: ExportedServer) -> Iterator[str]:
-    """A head comment where vLLM's own image has no Ray and no other image is named; else nothing."""
-    if server.release.at_least(_NO_RAY_SINCE) and server.options.image is None:
-        yield (
-            f"vLLM's own image has no Ray from {_NO_RAY_SINCE} on: build one with `pip install 'ray[cgraph]'` and name "
-            "it with --image."
-        )
