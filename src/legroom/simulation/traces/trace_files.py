@@ -3,34 +3,31 @@
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import NamedTuple, TextIO
 
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
-from legroom.simulation.traces import jsonl, mooncake, sharegpt, vllm_log
+from legroom.simulation.traces import jsonl, mooncake, text_traces
 from legroom.simulation.traces.csv_traces import AZURE, BURSTGPT
 from legroom.units import GIB
 
 
-class Reader(Protocol):
-    """A trace format."""
+class Format(NamedTuple):
+    """Whether a file that begins with a text has this format; the requests of its lines, with the file's name."""
 
-    def looks_like(self, head: str) -> bool:
-        """Whether a file that begins with `head` has this format."""
-
-    def read(self, lines: Iterable[str], name: str) -> Trace:
-        """The requests of the file's lines; `name` stands for the file in errors."""
+    looks_like: Callable[[str], bool]
+    read: Callable[[Iterable[str], str], Trace]
 
 
-FORMATS: dict[str, Reader] = {
-    "jsonl": jsonl,
-    "mooncake": mooncake,
-    "azure": AZURE,
-    "burstgpt": BURSTGPT,
-    "sharegpt": sharegpt,
-    "vllm-log": vllm_log,
+FORMATS = {
+    "jsonl": Format(jsonl.looks_like, jsonl.read),
+    "mooncake": Format(mooncake.looks_like, mooncake.read),
+    "azure": Format(AZURE.looks_like, AZURE.read),
+    "burstgpt": Format(BURSTGPT.looks_like, BURSTGPT.read),
+    "sharegpt": Format(text_traces.is_sharegpt, text_traces.read_sharegpt),
+    "vllm-log": Format(text_traces.is_vllm_log, text_traces.read_vllm_log),
 }
 _MAX_LINES = 20_000_000  # A month of 8 requests a second; a replay of them fits in memory.
 _MAX_DOCUMENT_BYTES = GIB  # JSON of this size takes several GiB of Python objects.

@@ -1,11 +1,42 @@
-"""The log of a vLLM server with `--enable-log-requests`: one `Received request` line per request."""
+"""Traces with texts in place of lengths, which are estimated: ShareGPT and the log of a vLLM server."""
 
+import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
+from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
-from legroom.simulation.traces.sharegpt import CHARACTERS_PER_TOKEN
+
+CHARACTERS_PER_TOKEN = 4
+"""English text with the tokenizers of current models; an estimate."""
+
+
+def is_sharegpt(head: str) -> bool:
+    """Whether the file begins with a JSON array of objects with "conversations"."""
+    return head.lstrip().startswith("[") and '"conversations"' in head
+
+
+def read_sharegpt(lines: Iterable[str], name: str) -> Trace:
+    """A request per conversation (its first two turns, as vLLM's benchmark), all at once; LegroomError if no JSON."""
+    try:
+        conversations = json.loads("".join(lines))
+    except json.JSONDecodeError as error:
+        raise LegroomError(f"{name} is not JSON: {error.msg} in line {error.lineno}") from None
+    trace = Trace(name)
+    for conversation in conversations:
+        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+        if isinstance(turns, list) and len(turns) >= 2:
+            trace.add(_estimated_tokens(turns[0]), _estimated_tokens(turns[1]))
+    return trace
+
+
+def _estimated_tokens(turn: Any) -> int:
+    """Tokens of one conversation turn, estimated from its characters; at least 1."""
+    text = turn.get("value") if isinstance(turn, dict) else None
+    return max(1, len(str(text or "")) // CHARACTERS_PER_TOKEN)
+
 
 _RECEIVED = re.compile(r"Received request (?P<id>[^\s:]+):")
 _STAMP = re.compile(r"(?:(?P<year>\d{4})-)?(?P<month>\d\d)-(?P<day>\d\d)[ T](?P<time>\d\d:\d\d:\d\d)")
@@ -14,12 +45,12 @@ _TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d,\s]*)\]")
 _PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params|prompt_token_ids)", re.DOTALL)
 
 
-def looks_like(head: str) -> bool:
-    """Whether the file's beginning has a `Received request` line of vLLM."""
+def is_vllm_log(head: str) -> bool:
+    """Whether the file's beginning has the `Received request` line that vLLM prints with `--enable-log-requests`."""
     return _RECEIVED.search(head) is not None
 
 
-def read(lines: Iterable[str], name: str) -> Trace:
+def read_vllm_log(lines: Iterable[str], name: str) -> Trace:
     """The requests that vLLM logged with a `max_tokens`, which stands for the output length that no log has."""
     trace = Trace(name, in_seconds=True)
     start: float | None = None
