@@ -43,5 +43,5 @@ def test_weights_pages_and_activation_are_as_measured_on_an_h200() -> None:
     assert abs(layout.weights.bytes - 5442123264) < 2**15
     assert abs(layout.activation.bytes - 1207965184) < 2**15
     assert abs(layout.kv_cache.bytes - 128138439168) < 2**25
-    assert {(group.layers, group.page_bytes) for group in memory.kv.groups} == {(9, 983040)}
-    assert len(memory.kv.groups) == 7
+    assert {(len(group.layers), group.spec.page_bytes) for group in memory.kv.shape.groups} == {(9, 983040)}
+    assert len(memory.kv.shape.groups) == 7

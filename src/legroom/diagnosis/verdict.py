@@ -459,7 +459,7 @@ def _is_specific(bug: KnownBug, label: str, planner: FixPlanner) -> bool:
     if bug.model and base is not None:
         from legroom.planning.plan import bug_traits  # only where the deployment is known
 
-        groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
+        groups = {"several kv groups"} if len(base.memory.kv.shape.groups) > 1 else set()
         return set(bug.model) <= bug_traits(base.target.model) | groups and bug.memory == "gpu"
     return bool(bug.platform)
 

@@ -28,7 +28,6 @@ class KvSlots:
     running: int
     blocks: int
     block_size: int
-    used_blocks: int
 
     @property
     def empty_slots(self) -> int:
@@ -142,7 +141,7 @@ def fragment_report(
         refused = RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
         reading = replace(reading, refused=None if fits else refused, history=None)
     tried = _try_candidate_settings(reading)
-    expandable = next((t.served for t in tried if t.settings.expandable_segments), None)
+    expandable = next((served for settings, served in tried if settings.expandable_segments), None)
     if reading.refused is not None and reading.settings.expandable_segments:
         expandable = False  # they are on already
     parts = [*_state_parts(reading), *_non_torch_parts(reading)]
@@ -174,7 +173,7 @@ def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ..
     if reading.settings.expandable_segments:
         return ()
     served = _served_by_expandable_segments(reading, reading.refused)
-    return (SettingTried(replace(reading.settings, expandable_segments=True), served),)
+    return ((replace(reading.settings, expandable_segments=True), served),)
 
 
 def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRequest) -> bool | None:
@@ -275,8 +274,8 @@ def _failed_request_part(
     reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
 ) -> MemoryPart:
     """The refused request, and which allocator settings would have served it; `asked`: the user gave its size."""
-    served = [trial.settings.as_text() for trial in tried if trial.served]
-    refused = [trial.settings.as_text() for trial in tried if trial.served is False]
+    served = [settings.as_text() for settings, is_served in tried if is_served]
+    refused = [settings.as_text() for settings, is_served in tried if is_served is False]
     free, size = reading.state.usable_free_bytes, human_bytes(request.size_bytes)
     what = f"no free piece has {size}" if asked else f"{size} could not be served"
     if served:

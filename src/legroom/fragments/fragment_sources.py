@@ -178,5 +178,4 @@ def _kv_slots(sample: "Sample") -> KvSlots | None:
     if not engines or any(engine.running is None for engine in engines):
         return None
     blocks = sum(engine.num_blocks or 0 for engine in engines)
-    used = sum(round((engine.kv_use or 0.0) * (engine.num_blocks or 0)) for engine in engines)
-    return KvSlots(round(sample.running or 0), blocks, engines[0].block_size or 1, used)
+    return KvSlots(round(sample.running or 0), blocks, engines[0].block_size or 1)

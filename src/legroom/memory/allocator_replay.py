@@ -69,11 +69,9 @@ def replay_serves_request(
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class SettingTried:
-    settings: AllocatorSettings
-    served: bool | None
-    """None: it depends on a limit that the recording does not hold, or the replay fails earlier."""
+SettingTried = tuple[AllocatorSettings, bool | None]
+"""Settings, and whether they serve the request; None: it depends on a limit that the recording does not hold, or the
+replay fails earlier."""
 
 
 def consistent_limits(request: RefusedRequest, settings: AllocatorSettings) -> list[tuple[int | None, int | None]]:
@@ -98,7 +96,7 @@ def try_settings(
     if any(replay_serves_request(history, recorded, *limit) is not False for limit in limits):
         return
     for settings in candidates:
-        yield SettingTried(settings, _agreed([replay_serves_request(history, settings, *limit) for limit in limits]))
+        yield settings, _agreed([replay_serves_request(history, settings, *limit) for limit in limits])
 
 
 def _agreed(answers: list[bool | None]) -> bool | None:

@@ -133,7 +133,12 @@ def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     if value.kind == "measured":
         return value
     if name == "weights":
-        return _banded_weights(value, of, gpu)
+        # The error band that known starts of this class had, or the weights' own where that is wider.
+        below, above = weights_band(weights_rows(), weights_class(of, value), value.bytes, gpu.total_bytes)
+        if value.kind == "exact" and not below + above:
+            return value
+        below, above = max(below, value.bytes - value.low), max(above, value.high - value.bytes)
+        return _widened(value, max(below, _MIN_WEIGHTS_BAND_BYTES), max(above, _MIN_WEIGHTS_BAND_BYTES))
     if value.kind == "exact":
         return value
     if name == "outside":
@@ -222,13 +227,3 @@ def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
     if of.weights not in ("plain", "unlisted"):
         return ("quantized", of.weights, takes)
     return (of.weights, takes) if weights.kind == "exact" else ("assumed", of.weights, takes)
-
-
-def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The weights with the error band that known starts of this class had, or their own band if that is wider."""
-    below, above = weights_band(weights_rows(), weights_class(of, value), value.bytes, gpu.total_bytes)
-    if value.kind == "exact" and not below + above:
-        return value
-    least_below, least_above = value.bytes - value.low, value.high - value.bytes
-    least = _MIN_WEIGHTS_BAND_BYTES
-    return _widened(value, max(below, least_below, least), max(above, least_above, least))

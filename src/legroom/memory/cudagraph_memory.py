@@ -16,10 +16,10 @@ from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, Model, latent
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
-from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
+from legroom.memory.activation.profile_run import forward_bytes, is_compiled
 from legroom.memory.attention_workspace import flashinfer_workspace, largest_split_buffers, split_buffers
 from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
-from legroom.memory.dtypes import FLOAT32_BYTES
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
 from legroom.units import MIB, cdiv
 from legroom.vllm.args import EngineSettings, draft_name, is_given
@@ -55,7 +55,7 @@ def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes:
         by_ranks = fit["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
         largest_fused = by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB
     custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
-    summed_bytes = (size * model.hidden_size * element_bytes(settings) for size in sizes)
+    summed_bytes = (size * model.hidden_size * dtype_bytes(settings.dtype) for size in sizes)
     layer_mib = sum(
         fused_mib if summed <= largest_fused else custom_mib if summed < custom_below else nccl_mib
         for summed in summed_bytes
@@ -98,7 +98,7 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
     if not draft_name(settings.given.speculative_config) and not model.draft_layers:
         return 0
     rows = min(settings.max_num_seqs, max(settings.cudagraph_capture_sizes, default=0))
-    each = element_bytes(settings) + FLOAT32_BYTES
+    each = dtype_bytes(settings.dtype) + FLOAT32_BYTES
     return settings.num_speculative_tokens * rows * cdiv(model.vocab_size, settings.tensor_parallel_size) * each
 
 
@@ -241,7 +241,7 @@ def layer_nodes(model: Model) -> float:
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
     """Bytes of the allocator segments that a forward pass of `sequences` decode tokens leaves cached in torch."""
-    batch = sequences * element_bytes(settings)
+    batch = sequences * dtype_bytes(settings.dtype)
     split = split_buffers(model, settings, gpu, sequences)
     expert_elements = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
     return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, batch, split, expert_elements)

@@ -173,7 +173,11 @@ def host_needs(settings: HostSettings) -> HostNeeds:
     processes = HostShare("processes", fronts * API_SERVER_BYTES + cores * ENGINE_BYTES + gpus * WORKER_BYTES)
     at_least = (fronts + engines) * LEAST_PROCESS_BYTES + gpus * LEAST_WORKER_BYTES
     in_shm = math.ceil(_shm_offload_bytes(settings))
-    shares = [processes, *pinned, *_media_caches(settings, fronts), HostShare("/dev/shm", shm)]
+    shares = [processes, *pinned]
+    if (media_gib := media_cache_gib(settings)) and not _media_in_shm(settings):
+        holders = fronts + engines  # every API server and every engine has a cache
+        shares.append(HostShare(f"media cache ({media_gib:g} x {holders} processes)", int(media_gib * GIB * holders)))
+    shares.append(HostShare("/dev/shm", shm))
     return HostNeeds(
         tuple(shares),
         gpus * SHARD_BYTES,
@@ -215,15 +219,6 @@ def media_cache_gib(settings: HostSettings) -> float:
 def _media_in_shm(settings: HostSettings) -> bool:
     """Whether --mm-processor-cache-type keeps the media cache in shared memory."""
     return other_value(settings.args, "--mm-processor-cache-type") == "shm"
-
-
-def _media_caches(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
-    """The media caches in RAM, one for each of `fronts` API servers and each engine; none if in shared memory."""
-    media_gib = media_cache_gib(settings)
-    if media_gib and not _media_in_shm(settings):
-        # Every API server and every engine has a cache.
-        holders = fronts + settings.engines
-        yield HostShare(f"media cache ({media_gib:g} x {holders} processes)", int(media_gib * GIB * holders))
 
 
 def _pinned_parts(settings: HostSettings) -> Iterator[HostShare]:

@@ -10,7 +10,7 @@ from legroom.memory.activation import profile_run
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.cudagraph_memory import fuses_all_reduce, graph_bytes, graph_estimate, is_nvlink_server
-from legroom.memory.dtypes import FLOAT32_BYTES
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
@@ -133,7 +133,7 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
 @cached(ALL_PARTS)
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Memory that vLLM holds on the card outside its budget once it has served full batches."""
-    width = profile_run.element_bytes(settings)
+    width = dtype_bytes(settings.dtype)
     taken, guessed = graph_bytes(model, settings, gpu), graph_estimate(model, settings, gpu)
     charged = profile_run.activation(model, settings, gpu, pp_rank)
     kept = expert_scratch(model, settings, gpu).kept_elements * width + profile_run.cublas_workspace(gpu)

@@ -15,11 +15,11 @@ from legroom.facts.release_support import SleepRules, first_release_with_sleep, 
 from legroom.figures import Figure, Term, exact
 from legroom.memory import overhead
 from legroom.memory.activation.layer_peaks import expert_scratch
-from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
+from legroom.memory.activation.profile_run import cublas_workspace, sampling
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.caching_allocator import CachingAllocator
 from legroom.memory.deployment_memory import DeploymentMemory
-from legroom.memory.dtypes import INT32_BYTES
+from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.layout import Layout
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
@@ -145,7 +145,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
     if rules and rules.runtime_offloaded:
         return kept
     kept += flashinfer_workspace(model, settings, gpu)
-    return kept + expert_scratch(model, settings, gpu).kept_elements * element_bytes(settings)
+    return kept + expert_scratch(model, settings, gpu).kept_elements * dtype_bytes(settings.dtype)
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:

@@ -8,9 +8,8 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Model
 from legroom.memory.activation.encoder_profile import encoder_batch
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
-from legroom.memory.activation.profile_run import element_bytes
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, segment_bytes
-from legroom.memory.dtypes import FLOAT32_BYTES
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.kv_plan import KvPlan
 from legroom.memory.runner_buffers import latent_workspace_tokens
@@ -75,7 +74,7 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
         tokens = (settings.max_num_batched_tokens, "batched tokens")
         for columns in {model.vocab_size, round_up(model.vocab_size, VOCABULARY_PADDING)}:
             vocabulary = (columns, "vocabulary")
-            for name, each in {"logits": element_bytes(settings), **_SAMPLER_BYTES}.items():
+            for name, each in {"logits": dtype_bytes(settings.dtype), **_SAMPLER_BYTES}.items():
                 yield Tensor(name, (sequences, vocabulary, (each, "bytes")), "sampling", "max_num_seqs")
             table = (sequences, vocabulary, (FLOAT32_BYTES, "bytes"))
             yield Tensor("token counts of the sampler", table, "load", "max_num_seqs")
@@ -84,9 +83,9 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
     yield from _encoder_tensors(model, settings)
     if kv is not None:
         setting = "num_gpu_blocks_override" if settings.num_gpu_blocks_override else "gpu_memory_utilization"
-        for group in kv.groups:
-            pages = ((kv.num_blocks, "blocks"), (group.page_bytes, "bytes a block"))
-            yield Tensor(f"KV cache of a {group.kind} layer", pages, "kv", setting)
+        for spec in (group.spec for group in kv.shape.groups):
+            pages = ((kv.num_blocks, "blocks"), (spec.page_bytes, "bytes a block"))
+            yield Tensor(f"KV cache of a {spec.kind} layer", pages, "kv", setting)
 
 
 def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:
@@ -105,7 +104,7 @@ def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterato
 
 def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iterator[Tensor]:
     """The outputs of one layer's projections for a full batch."""
-    ranks, width = settings.tensor_parallel_size, element_bytes(settings)
+    ranks, width = settings.tensor_parallel_size, dtype_bytes(settings.dtype)
 
     def batch(name: str, columns: int, what: str) -> Tensor:
         """The tensor with a row for each batched token; `what` names the columns in its text."""
@@ -139,7 +138,8 @@ def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iter
 
 def score_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
     """Attention scores of one whole prompt, which only unfused attention (eager, torch's SDPA) holds in full."""
-    sizes = product((settings.max_model_len, settings.max_num_batched_tokens), (element_bytes(settings), FLOAT32_BYTES))
+    lengths = settings.max_model_len, settings.max_num_batched_tokens
+    sizes = product(lengths, (dtype_bytes(settings.dtype), FLOAT32_BYTES))
     mixers = [layer.mixer for layer, _ in cached_by_model(layer_kinds, model) if isinstance(layer.mixer, Attention)]
     for mixer, (length, each) in product(mixers, sizes):
         heads, tokens = (cdiv(mixer.heads, settings.tensor_parallel_size), "heads"), (length, "tokens")
@@ -149,7 +149,7 @@ def score_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
 
 def _shared_workspaces(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:
     """Workspaces that all layers share: experts, and MLA's keys and values expanded for chunked prefill."""
-    width = element_bytes(settings)
+    width = dtype_bytes(settings.dtype)
     if kept := expert_scratch(model, settings, gpu).kept_elements:
         elements = ((kept, "elements"), (width, "bytes"))
         yield Tensor("workspace of the experts", elements, "forward", "max_num_batched_tokens")
@@ -167,7 +167,7 @@ def _encoder_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]
     batch = encoder_batch(model, settings)
     if batch is None:
         return
-    tower, width = batch.item.tower, (element_bytes(settings), "bytes")
+    tower, width = batch.item.tower, (dtype_bytes(settings.dtype), "bytes")
     heads = (cdiv(tower.heads, batch.ranks), "heads")
     for patches in {batch.patches, batch.item.patches}:
         rows = (patches, "patches")

@@ -130,15 +130,12 @@ def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Map
     """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
     where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
-    key, terms, today = store.settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
-    return Observation(*where, key, terms, "legroom probe", today, store.model_fingerprint(planned.target.model))
-
-
-def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
-    """The memory terms in bytes from an engine's accounting; their sum leaves exactly its KV cache bytes."""
+    key, today = store.settings_key(planned.settings), datetime.date.today().isoformat()
+    # The sum of the terms leaves exactly the engine's KV cache bytes.
     weights, activation = profile["weights_bytes"], profile["torch_peak_bytes"]
     graphs = profile.get("graph_estimate_bytes", 0)
     terms = {"weights_bytes": weights, "activation_bytes": activation, "graph_estimate_bytes": graphs}
     if requested := profile.get("requested_bytes"):
         terms["profiled_non_torch_bytes"] = requested - profile["available_kv_bytes"] - weights - activation - graphs
-    return {name: size for name, size in terms.items() if size >= 0}
+    terms = {name: size for name, size in terms.items() if size >= 0}
+    return Observation(*where, key, terms, "legroom probe", today, store.model_fingerprint(planned.target.model))

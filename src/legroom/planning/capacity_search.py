@@ -147,7 +147,10 @@ def _search(
         enough = (option for option in state.options if not number or (option.roomy and not _is_eager(option)))
         gpus_enough = min([gpus_enough, *(option.gpus for option in enough)])
     roomy = {_apart_from_split(option) for option in state.options if option.roomy}
-    state.options.sort(key=lambda option: _rank(option, _apart_from_split(option) in roomy))
+    # Memory is left free where some split of the checkpoint over as many GPUs leaves some.
+    state.options.sort(
+        key=lambda each: (each.cost[0], each.cost[0] and _apart_from_split(each) not in roomy, *each.cost[2:])
+    )
     plans = list(_starting_plans(state.options, base_args, goal, max_answers))
     plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
@@ -227,12 +230,6 @@ class _SearchState:
         band = BAND_KEPT[goal.policy]
         if self.closest is None or combination.shortfall_bytes(goal, band) < self.closest.shortfall_bytes(goal, band):
             self.closest = combination
-
-
-def _rank(option: SearchCandidate, is_roomy: bool) -> tuple[float, ...]:
-    """Sort key of a candidate; `is_roomy`: some split of this checkpoint over as many GPUs leaves memory free."""
-    variant, _, *others = option.cost
-    return variant, bool(variant) and not is_roomy, *others
 
 
 def _is_eager(option: SearchCandidate) -> bool:

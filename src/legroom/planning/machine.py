@@ -80,7 +80,12 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
     """(a card with its measured figures, bytes that other processes hold of it); LegroomError if it has fewer."""
-    card = with_probed_card(_card(machine), release, args)
+    card = _card(machine)
+    if cards_path().exists():
+        from legroom.planning.card_store import measured_card, read_cards
+
+        with suppress(LegroomError):  # `legroom probe` reports a damaged file
+            card = measured_card(card, read_cards(), release, max(args.gpus_needed, 1))
     if machine.memory is None:
         card = with_measured_total(card)
     else:
@@ -103,17 +108,6 @@ def _card(machine: Machine) -> Gpu:
         if machine.memory is None or other_platform(machine.gpu):
             raise
     return replace(known_gpu(machine.memory), name=f"{machine.gpu} (not known: any card of its size)")
-
-
-def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
-    """The card with the figures of `legroom probe`, where there are any."""
-    if not cards_path().exists():
-        return card
-    from legroom.planning.card_store import measured_card, read_cards
-
-    with suppress(LegroomError):  # `legroom probe` reports a damaged file
-        return measured_card(card, read_cards(), release, max(args.gpus_needed, 1))
-    return card
 
 
 def with_measured_total(card: Gpu) -> Gpu:

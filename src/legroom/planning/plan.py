@@ -282,7 +282,7 @@ def bugs_of(plan: Plan) -> list[KnownBug]:
     """The known bugs of the plan's release that occur with its settings, model and card."""
     settings, vendor = plan.settings, plan.target.gpu.vendor
     present = bug_traits(plan.target.model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
-    present |= {"several kv groups"} if len(plan.memory.kv.groups) > 1 else set()
+    present |= {"several kv groups"} if len(plan.memory.kv.shape.groups) > 1 else set()
     return [bug for bug in bugs_with(settings.release, settings.given, vendor) if set(bug.model) <= present]
 
 
@@ -328,11 +328,6 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     answer, reason = verdict(target, settings, memory)
     return _with_host_verdict(replace(warm, memory=memory, verdict=answer, reason=reason))
-
-
-def first_start_holds(plan: Plan) -> float:
-    """Requests of the full length that the first start holds, with an empty compile cache, over all engines."""
-    return cold_start(plan).holds
 
 
 def sure_longest_len(plan: Plan) -> int:

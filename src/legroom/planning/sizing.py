@@ -13,7 +13,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.capacity_search import gpus_for_weights, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
+from legroom.planning.plan import Plan, Target, cold_start, ready_command
 from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
@@ -137,7 +137,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "short_bytes": fit.short_bytes,
         "max_concurrency": fit.holds if plan else None,
         "held_per_usd": round(fit.holds / usd, 2) if plan and usd else None,
-        "first_start_concurrency": first_start_holds(plan) if plan else None,
+        "first_start_concurrency": cold_start(plan).holds if plan else None,
         "layout": layout_json(plan.layout) if plan else None,
         "command": ready_command(plan) if plan else None,
     }

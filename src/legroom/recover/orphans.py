@@ -191,13 +191,8 @@ def _vllm_origin(segment: SharedMemorySegment) -> str:
     name = PurePath(segment.path).name
     if name.startswith(("vllm_", "vllm-")):
         return "vLLM's by its name"
-    if name.startswith("psm_") and _is_ring_buffer(segment.length):
-        return "a ring buffer of vLLM's by its size"
-    return ""
-
-
-def _is_ring_buffer(length: int) -> bool:
-    """Whether a length is that of a ShmRingBuffer: chunks of whole MiB, each with 2 to 65 bytes of flags."""
-    spare, whole_mib = length % MIB, length // MIB
+    # A ShmRingBuffer is chunks of whole MiB, each with 2 to 65 bytes of flags.
+    whole_mib, spare = divmod(segment.length, MIB)
     possible = (chunks for chunks in _RING_CHUNKS if spare % chunks == 0 and whole_mib % chunks == 0)
-    return length > MIB and any(2 <= spare // chunks <= 65 for chunks in possible)
+    is_ring_buffer = segment.length > MIB and any(2 <= spare // chunks <= 65 for chunks in possible)
+    return "a ring buffer of vLLM's by its size" if name.startswith("psm_") and is_ring_buffer else ""

@@ -11,7 +11,7 @@ from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
 from legroom.memory.kv.kv_plan import KvPlan
 from legroom.memory.layout import Layout
-from legroom.planning.plan import Plan, Verdict, first_start_holds
+from legroom.planning.plan import Plan, Verdict, cold_start
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -170,7 +170,7 @@ def holds_text(plan: Plan) -> str:
 
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
     """[sentence] where a first start, with a cold compile cache, holds fewer than `requests` at once; else []."""
-    first, later = first_start_holds(plan), plan.holds
+    first, later = cold_start(plan).holds, plan.holds
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
     says = f"the first start holds {held:.2f} of {requests:g}, as its compile cache is cold"
     return [says] if first < requests <= later else []

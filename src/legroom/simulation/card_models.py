@@ -9,7 +9,7 @@ from legroom.facts.bundled import Bundled, find
 from legroom.facts.gpus import Gpu, list_prices
 from legroom.facts.releases import Release, latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes
-from legroom.planning.plan import Plan, Target, first_start_holds, ready_command, sure_longest_len
+from legroom.planning.plan import Plan, Target, cold_start, ready_command, sure_longest_len
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
@@ -94,7 +94,7 @@ class CardModel:
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
             "runs_at_once": plan.runs_at_once if plan else None,
-            "first_start_concurrency": first_start_holds(plan) if plan else None,
+            "first_start_concurrency": cold_start(plan).holds if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
             "all_users_tokens_per_s": shared.as_json(self.users) if shared else None,

@@ -122,11 +122,11 @@ class SchedulerSettings:
         """The most blocks that a request of `tokens` tokens holds in one group of layers."""
         if group.fixed_blocks:
             return group.fixed_blocks
-        needed = cdiv(tokens, group.block_size or self.block_size)
-        return needed if group.sliding_window is None else min(needed, self.window_blocks(group))
-
-    def window_blocks(self, group: LayerGroup) -> int:
-        """Most blocks that a sliding-window group holds: the window, the tokens in flight, and one for alignment."""
+        block_size = group.block_size or self.block_size
+        needed = cdiv(tokens, block_size)
+        if group.sliding_window is None:
+            return needed
+        # The window, the tokens in flight, and one block for alignment.
         batches_in_flight = 2 if self.async_scheduling else 1
-        tokens = (group.sliding_window or 0) - 1 + batches_in_flight * self.max_num_batched_tokens
-        return cdiv(min(tokens, self.max_model_len), group.block_size or self.block_size) + 1
+        most_tokens = group.sliding_window - 1 + batches_in_flight * self.max_num_batched_tokens
+        return min(needed, cdiv(min(most_tokens, self.max_model_len), block_size) + 1)

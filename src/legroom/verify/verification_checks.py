@@ -125,19 +125,15 @@ def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
     """The checks of a load run; `memory`: (what was measured, total bytes of the GPUs or None for resident memory)."""
+    tokens = sum(outcome.prompt_tokens + outcome.output_tokens for outcome in run.outcomes)
+    # Tokens that fill the pool three times have surely used each block, whose first use on a CPU allocates memory.
+    was_cycled = pool is None or tokens >= 3 * pool.num_blocks * pool.block_size
     return [
         all_answered_check(run),
         preemption_check(run, limits),
         kv_use_check(run, load, pool, context),
-        memory_check(run.samples, limits, *memory, pool_was_cycled=_pool_was_cycled(run, pool)),
+        memory_check(run.samples, limits, *memory, pool_was_cycled=was_cycled),
     ]
-
-
-def _pool_was_cycled(run: LoadRun, pool: KvPool | None) -> bool:
-    """Whether the load's tokens fill the KV pool three times, so that each block was surely used, whose first use on a
-    CPU allocates memory; True where the pool is unknown."""
-    tokens = sum(outcome.prompt_tokens + outcome.output_tokens for outcome in run.outcomes)
-    return pool is None or tokens >= 3 * pool.num_blocks * pool.block_size
 
 
 def all_answered_check(run: LoadRun) -> Check:

@@ -100,7 +100,7 @@ class VerificationRun:
         length = f"{context:,} tokens of context" if served.max_model_len else "it does not say its context"
         self.checks.append(Check("health", True, f"up, serves {served.model}; {length}"))
         sample = await self._first_sample()
-        self.pool = _smallest_pool(sample, context) if sample else None
+        self.pool = _smallest_pool(sample) if sample else None
         planned = self.request.planned
         checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
         self.checks += (check for check in checks if check is not None)
@@ -308,7 +308,7 @@ def _is_same_model_name(name: str, other: str) -> bool:
     return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 
 
-def _smallest_pool(sample: Sample, context: int) -> load_run.KvPool | None:
+def _smallest_pool(sample: Sample) -> load_run.KvPool | None:
     """The pool of the engine with the fewest blocks (engines do not share requests); None where unknown."""
     known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not known:

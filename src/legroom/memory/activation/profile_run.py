@@ -37,7 +37,7 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Bytes alive while torch.compile tunes the graph's first piece, or the draft's, on a copy of the embedding."""
-    width = element_bytes(settings)
+    width = dtype_bytes(settings.dtype)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
     hidden = settings.max_num_batched_tokens * model.hidden_size * width
     if draft_method(settings.given.speculative_config) != "eagle3":
@@ -53,7 +53,7 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
         return 0
     elements = moments[0].elements * settings.max_num_batched_tokens
     elements += peaks.expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
-    return elements * element_bytes(settings) + _TUNING_BYTES + cublas_workspace(gpu)
+    return elements * dtype_bytes(settings.dtype) + _TUNING_BYTES + cublas_workspace(gpu)
 
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -77,11 +77,6 @@ def is_compiled(settings: EngineSettings) -> bool:
     return settings.engine == "V1" and not settings.enforce_eager and is_on
 
 
-def element_bytes(settings: EngineSettings) -> int:
-    """Bytes of one activation value."""
-    return dtype_bytes(settings.dtype)
-
-
 def cublas_workspace(gpu: Gpu) -> int:
     """Bytes of torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
     return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
@@ -93,13 +88,13 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     scratch = peaks.expert_scratch(model, settings, gpu)
     encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
-    kept = scratch.kept_elements * element_bytes(settings)
+    kept = scratch.kept_elements * dtype_bytes(settings.dtype)
     at_forward, forward_terms = _forward_peak(model, settings, gpu, pp_rank)
     at_sampling, how = _sampling_peak(model, settings, gpu, pp_rank)
     # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
     is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
     is_buffered = is_buffered and not model.model_type.startswith(tuple(constants()["eager"]["fresh_residuals"]))
-    buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
+    buffered = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype) if is_buffered else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
     doubt = 0
     in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
@@ -179,7 +174,7 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[p
 
 def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
     """(peak bytes of the forward pass over this stage's layers and those of the draft, the terms that make it up)."""
-    width, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    width, tokens = dtype_bytes(settings.dtype), settings.max_num_batched_tokens
     scratch = peaks.expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
@@ -231,8 +226,8 @@ def _peak_bytes(
         elements += scratch.passing_elements + scratch.quantized_elements
     if moment.where == "latent attention":
         elements += _expanded_prefill(model, settings, gpu)
-        return elements * element_bytes(settings) + _indexer_logits(model, settings)
-    return elements * element_bytes(settings)
+        return elements * dtype_bytes(settings.dtype) + _indexer_logits(model, settings)
+    return elements * dtype_bytes(settings.dtype)
 
 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
@@ -262,7 +257,7 @@ def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
     sample = sampling(model, settings, gpu)
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     rows = settings.max_num_batched_tokens + (1 if settings.runner == "V2" else 2) * sequences
-    hidden = rows * model.hidden_size * element_bytes(settings)
+    hidden = rows * model.hidden_size * dtype_bytes(settings.dtype)
     return hidden + sample.bytes + cublas_workspace(gpu), sample.how
 
 

@@ -209,9 +209,5 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> dict[Any, list[
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:
     """The group size, from `floor` on, with the least padding when every count is rounded up to a multiple of it."""
-    best, best_waste = floor, None
-    for size in range(max(1, floor), max(counts) + 1):
-        waste = sum(-count % size for count in counts)
-        if best_waste is None or waste <= best_waste:
-            best, best_waste = size, waste
-    return best
+    sizes = range(max(1, floor), max(counts) + 1)
+    return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size), default=floor)

@@ -10,21 +10,10 @@ from legroom.facts.model import Model
 from legroom.figures import Term
 from legroom.memory.kv.layer_specs import WHOLE_REQUEST
 from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
-from legroom.memory.kv.specs import CacheSpec
 from legroom.memory.layout import Failure, check_text, too_long_text
 from legroom.records import dataclass, field
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings
-
-
-@dataclass(frozen=True, slots=True)
-class KvGroup:
-    """One KV cache group as users read it."""
-
-    kind: str
-    layers: int
-    block_size: int
-    page_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +51,7 @@ class KvPlan:
     @property
     def token_terms(self) -> tuple[Term, ...]:
         """The terms of the bytes per token on one GPU, one per kind of layer; empty with V0."""
-        counts: Counter[CacheSpec] = Counter()
-        for group in self.shape.groups:
-            # A group has one spec for all layers, or one per layer.
-            counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
+        counts = Counter(spec for group in self.shape.groups for spec in group.specs)
         return tuple(
             Term(
                 f"{number} {spec.title} layer{'s' if number > 1 else ''}",
@@ -83,14 +69,6 @@ class KvPlan:
         lengths = range(1, self.max_model_len + 1)
         # Concurrency falls as requests grow, so the lengths can be bisected.
         return bisect_left(lengths, True, key=lambda length: requests_at_once(length) < requests)
-
-    @property
-    def groups(self) -> tuple[KvGroup, ...]:
-        """The KV cache groups of the whole model; empty with V0."""
-        return tuple(
-            KvGroup(group.spec.kind, len(group.layers), group.block_size, group.spec.page_bytes)
-            for group in self.shape.groups
-        )
 
 
 def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: Sequence[int]) -> KvPlan:

@@ -80,8 +80,8 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
     """The weights of one rank after loading, and the peak while loading with its reason."""
     stored, offloaded = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
-    from_files = other_value(settings.given, "--load-format") != "dummy"
-    in_order = _in_file_order(stored) if from_files else stored
+    load_format = other_value(settings.given, "--load-format")
+    in_order = stored if load_format == "dummy" else _in_file_order(stored)
     allocated, peak_allocated, free_blocks = _allocator_totals(_allocator_settings(settings, gpu), in_order)
     total = allocated + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
     parts: Counter[str] = Counter()
@@ -102,7 +102,9 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
     figure = _weights_figure(model, settings, gpu, total, terms, _uncertain_bytes(model, settings, stored))
-    staged = _staged_bytes(settings, stored)
+    # fastsafetensors holds a file of the checkpoint in GPU memory while copying.
+    of_files = sum(sum(each.storage.kept) for each in stored) if load_format == "fastsafetensors" else 0
+    staged = min(SHARD_BYTES, of_files)
     peak = max(peak_allocated * figure.bytes // max(total, 1), figure.bytes) + staged
     return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), free_blocks)
 
@@ -183,13 +185,6 @@ def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool
     if scheme.online or skip_list_missing or gpu.vendor == "amd" or names_another_method(model, settings):
         return True
     return kernels_unmeasured(scheme, storage_context(settings, gpu)) is not None
-
-
-def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
-    """Bytes of the checkpoint file that fastsafetensors holds in GPU memory while copying; 0 with other loaders."""
-    if other_value(settings.given, "--load-format") != "fastsafetensors":
-        return 0
-    return min(SHARD_BYTES, sum(sum(each.storage.kept) for each in stored))
 
 
 def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) -> str:

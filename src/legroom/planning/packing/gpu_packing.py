@@ -26,6 +26,7 @@ from legroom.vllm.args import is_given
 ALWAYS = "always"
 """The name of the only shift where no server sleeps."""
 _SMALLEST_SHARE = 0.01
+Order = Literal["any"] | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class PackResult:
     packed: tuple[Packed, ...] = ()
     cards: tuple[PackedCard, ...] = ()
     """Every card in its fullest shift; with the smallest KV caches where nothing fits."""
-    order: Literal["any"] | tuple[str, ...] = "any"
+    order: Order = "any"
     short_bytes: int = 0
     """Bytes that the fullest card lacks with the smallest KV caches, where nothing fits."""
     splits: Mapping[str, int] = field(default_factory=dict)
@@ -141,7 +142,9 @@ def pack(request: PackRequest) -> PackResult:
             is_tight = is_tight or any(each.plan.verdict == "tight" for each in servers)
             is_failed = any(each.plan.memory.failure for each in servers)
             verdict: Verdict = "does_not_fit" if is_failed else "tight" if is_tight else "fits"
-            order = _start_order(problem.shifts, [each.server.name for each in needs])
+            # With several shifts, a later one's servers start when those of the earlier ones sleep.
+            in_shifts = (each.server.name for shift in shifts for each in needs if each.server.name in shift.awake)
+            order: Order = "any" if len(shifts) == 1 else tuple(dict.fromkeys(in_shifts))
             return PackResult(request, needs, verdict, servers, uses, order)
     return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
 
@@ -213,13 +216,6 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
         flags["gpu_memory_utilization"] = min(math.ceil(share * 1000) / 1000, 1.0)
         flags["num_gpu_blocks_override"] = pool_bytes // needs.block_bytes
     return flags
-
-
-def _start_order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
-    """The start order of `names`: any within one shift; a later shift's servers start when earlier ones sleep."""
-    if len(shifts) == 1:
-        return "any"
-    return tuple(dict.fromkeys(name for shift in shifts for name in names if name in shift.awake))
 
 
 def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:

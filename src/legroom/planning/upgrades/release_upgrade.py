@@ -62,7 +62,7 @@ def _pool_figures(made: Plan) -> dict[str, float]:
         "bytes of a block": kv.bytes_per_block,
         "block size": kv.block_size,
         "blocks": max(kv.num_blocks, 0),
-        "groups of layers": len(kv.groups) or 1,
+        "groups of layers": len(kv.shape.groups) or 1,
         "tokens as vLLM prints them": max(kv.tokens, 0),
         "tokens of full-length requests": comparable_tokens(kv),
         "longest request": kv.max_model_len,
@@ -93,7 +93,8 @@ def _pool_remarks(old: Plan, new: Plan) -> Iterator[str]:
             f"{first} and as {human_bytes(after.needed_bytes)} by {last}: a start fails where the KV cache is smaller "
             "than that."
         )
-    groups = ["one group" if len(kv.groups) < 2 else f"{len(kv.groups)} groups" for kv in (before, after)]
+    counts = (len(kv.shape.groups) for kv in (before, after))
+    groups = ["one group" if count < 2 else f"{count} groups" for count in counts]
     if groups[0] != groups[1]:
         yield f"The layers share their blocks in {groups[0]} with {first} and in {groups[1]} with {last}."
     elif before.bytes_per_block != after.bytes_per_block:
@@ -190,7 +191,7 @@ def upgrade(
         from legroom.planning.advice import with_advice  # only for what does not start
 
         after = with_advice(after)
-    ended, begun = _fixed_and_new_bugs(before, after)
+    old_bugs, new_bugs = ({bug.id: bug for bug in bugs_of(made)} for made in (before, after))
     there, here = _pool_figures(before), _pool_figures(after)
     return Upgrade(
         old=before,
@@ -201,8 +202,8 @@ def upgrade(
         remarks=tuple(_pool_remarks(before, after)),
         flags=changed_flags(args, before.settings, after.settings, (old, new)),
         metrics=_vanished_metrics(before, after),
-        bugs_ended=ended,
-        bugs_begun=begun,
+        bugs_ended=tuple(bug for name, bug in old_bugs.items() if name not in new_bugs),
+        bugs_begun=tuple(bug for name, bug in new_bugs.items() if name not in old_bugs),
         kept=kept_capacity(before, after),
         steps=tuple(_release_steps(before, after)) if every_release else (),
     )
@@ -257,13 +258,6 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
         by_role = name_of(role, *of_new) if role else None
         vanished.append(VanishedMetric(name, by_role or (close if close and not close.startswith(name) else None)))
     return tuple(vanished)
-
-
-def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
-    """(bugs of this deployment in the old release only, in the new release only)."""
-    before, after = ({bug.id: bug for bug in bugs_of(made)} for made in (old, new))
-    ended = tuple(bug for id_, bug in before.items() if id_ not in after)
-    return ended, tuple(bug for id_, bug in after.items() if id_ not in before)
 
 
 def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:

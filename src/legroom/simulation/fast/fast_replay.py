@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 from legroom.simulation.fast import rows, step_kernel
 from legroom.simulation.fast.jit import compiled
@@ -22,14 +22,6 @@ from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
 from legroom.units import cdiv
 
 _FEW = 2  # So few own tokens of a prompt can be equal to another's by chance, so they are generated and compared.
-
-
-class SharedContents(NamedTuple):
-    """Which blocks of the requests can be equal."""
-
-    columns: dict[str, list[int]]
-    """Fields of `rows.RequestRow`, one value per request."""
-    num_streams: int
 
 
 class _ContentStreams:
@@ -89,8 +81,9 @@ class _ContentStreams:
         return prefix_len, own
 
 
-def shared_contents(trace: Trace, block_size: int) -> SharedContents:
-    """Which blocks of the requests can be equal: those of a prefix or of a suffix that several requests have."""
+def shared_contents(trace: Trace, block_size: int) -> tuple[dict[str, list[int]], int]:
+    """Which blocks of the requests can be equal, those of a prefix or of a suffix that several requests have, as fields
+    of `rows.RequestRow` with a value per request; and the number of different streams of content."""
     count = len(trace)
     prefix, prefix_blocks = [rows.NONE] * count, [0] * count
     boundary, suffix = [rows.NONE] * count, [rows.NONE] * count
@@ -118,7 +111,7 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
             for r in range(count)
         ],
     }
-    return SharedContents(columns, len(trace.prefix_names) + len(streams.streams))
+    return columns, len(trace.prefix_names) + len(streams.streams)
 
 
 Progress = Callable[[float], None]
@@ -152,18 +145,19 @@ class FastReplay:
         self.trace, self.num_asked, self.pauses_s = trace.first_questions(accepted)
         self.settings, self.use_numba = settings, use_numba
         self.cost = cost or rows.StepCost(0.0, 0.0, 0.0, 0.0)
-        contents = SharedContents({}, 0)
+        contents: dict[str, list[int]] = {}
+        num_streams = self.max_extents = 0
         if settings.enable_prefix_caching:
-            contents = shared_contents(trace, settings.block_size)
-        self.max_extents = _max_extents(trace, settings, contents)
+            contents, num_streams = shared_contents(trace, settings.block_size)
+            self.max_extents = _max_extents(trace, settings, contents["shared_blocks"])
         self.rules = rows.Rules(
             **{name: int(getattr(settings, name)) for name in rows.Rules._fields if hasattr(settings, name)},
             by_priority=int(settings.scheduling_policy == "priority"),
             in_seconds=int(trace.in_seconds),
             num_requests=len(trace),
-            first_own_stream=contents.num_streams,
+            first_own_stream=num_streams,
         )
-        self.sim = self._initial_sim(contents.columns)
+        self.sim = self._initial_sim(contents)
         if self.rejections:
             states = [rows.WAITING if is_accepted else rows.REJECTED for is_accepted in accepted]
             rows.fill(self.sim.requests, "state", states, use_numba)
@@ -279,12 +273,10 @@ class FastReplay:
         )
 
 
-def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
+def _max_extents(trace: Trace, settings: SchedulerSettings, shared_blocks: list[int]) -> int:
     """An upper bound of the extents (runs of equal blocks) that a replay needs, which sizes the kernel's table."""
-    if not settings.enable_prefix_caching:
-        return 0
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
     blocks = [cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths]
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
-    return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
+    return len(blocks) + sum(map(min, blocks, shared_blocks))

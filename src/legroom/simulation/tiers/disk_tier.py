@@ -6,7 +6,7 @@ loads them from there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from legroom.simulation.tiers import host_tier as host
 
@@ -20,20 +20,13 @@ class FileJob:
     access: host.ChunkAccess
 
 
-@dataclass(slots=True)
-class FileAnswer:
-    """Whether a file holds a chunk; dropped when the last request that looked it up ends."""
-
-    is_file: bool | None = None
-    """None: not answered yet."""
-    requests: set[host.ChunkAccess] = field(default_factory=set)
-
-
 class FileLookups:
     """Lookups are collected during a step and answered together in the next one."""
 
     def __init__(self) -> None:
-        self._answers: dict[host.ChunkKey, FileAnswer] = {}
+        self._answers: dict[host.ChunkKey, bool | None] = {}
+        """Whether a file holds a chunk, None before the answer; dropped when the last request that asked ends."""
+        self._askers: dict[host.ChunkKey, set[host.ChunkAccess]] = {}
         self._of_request: dict[host.ChunkAccess, set[host.ChunkKey]] = {}
         self._open: list[host.ChunkKey] = []
         self.has_new_answers = False
@@ -42,30 +35,27 @@ class FileLookups:
     def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> bool | None:
         """Whether a file holds the chunk; None where that is only known in the next step."""
         self.has_new_answers = False
-        answer = self._answers.get(key)
-        if answer is None:
-            answer = self._answers[key] = FileAnswer()
+        if key not in self._answers:
+            self._answers[key] = None
             self._open.append(key)
-        answer.requests.add(access)
+        self._askers.setdefault(key, set()).add(access)
         self._of_request.setdefault(access, set()).add(key)
-        return answer.is_file
+        return self._answers[key]
 
     def answer_pending(self, file_at_s: dict[host.ChunkKey, float], now_s: float) -> None:
         """Answer the lookups collected since the last call: whether each chunk's file was written by `now_s`."""
         for key in self._open:
-            answer = self._answers.get(key)
-            if answer is not None and answer.is_file is None:
-                answer.is_file = file_at_s.get(key, now_s + 1) <= now_s
+            if key in self._answers and self._answers[key] is None:
+                self._answers[key] = file_at_s.get(key, now_s + 1) <= now_s
         self.has_new_answers = bool(self._open)
         self._open = []
 
     def drop_answers(self, access: host.ChunkAccess) -> None:
         """Forget the lookups of one request; answers that other requests also asked for stay."""
         for key in self._of_request.pop(access, ()):
-            answer = self._answers[key]
-            answer.requests.discard(access)
-            if not answer.requests:
-                del self._answers[key]
+            self._askers[key].discard(access)
+            if not self._askers[key]:
+                del self._answers[key], self._askers[key]
 
 
 class DiskBackedTier(host.HostTier):
