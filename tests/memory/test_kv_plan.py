@@ -75,7 +75,7 @@ def test_an_fp8_cache_holds_twice_as_much() -> None:
 def test_a_hybrid_block_holds_a_whole_state() -> None:
     plan = kv_plan(HYBRID, settings(), H100, [40 * GIB])
     assert (plan.block_size, plan.num_blocks) == (544, 3212)
-    assert [group.kind for group in plan.groups] == ["state", "state", "state", "full"]
+    assert [group.spec.kind for group in plan.shape.groups] == ["state", "state", "state", "full"]
 
 
 def test_sequences_beyond_the_state_blocks_fail_with_full_graphs() -> None:
@@ -127,8 +127,8 @@ def test_draft_layers_take_their_share_of_the_pool() -> None:
 def test_an_eagle_head_is_one_full_layer_more() -> None:
     speculative = {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 2}
     asked = settings(num_speculative_tokens=2, given=ServeArgs(speculative_config=speculative))
-    groups = kv_plan(GEMMA, asked, H100, [10 * GIB]).groups
-    assert sum(group.layers for group in groups if group.kind == "full") == 6
+    groups = kv_plan(GEMMA, asked, H100, [10 * GIB]).shape.groups
+    assert sum(len(group.layers) for group in groups if group.spec.kind == "full") == 6
 
 
 def test_bidirectional_models_need_no_cache() -> None:
