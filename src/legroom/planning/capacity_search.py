@@ -48,7 +48,6 @@ class SearchCandidate:
     """What it gives up, in words, the most severe first."""
     cost: tuple[float, ...]
     """Sort key: the smallest gives up least."""
-    concurrency: float
     target: Target
     keeps_answers: bool
     """Weights and KV precision are as given, so the outputs do not change."""
@@ -448,5 +447,4 @@ def _candidate(
         distance,
     )
     keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
-    found = (changed, gpus, tuple(losses), cost, combination.concurrency(utilization, band))
-    return SearchCandidate(*found, combination.target, keeps_answers, roomy)
+    return SearchCandidate(changed, gpus, tuple(losses), cost, combination.target, keeps_answers, roomy)
