@@ -275,7 +275,7 @@ def test_half_of_a_real_answer_is_a_sample_or_none_and_never_a_wrong_number(cut:
 
 
 def test_counters_are_wanted_with_and_without_their_ending() -> None:
-    assert {"vllm:num_preemptions_total", "vllm:num_preemptions"} <= slots_by_name().keys()
+    assert {b"vllm:num_preemptions_total", b"vllm:num_preemptions"} <= slots_by_name().keys()
 
 
 @pytest.mark.parametrize(

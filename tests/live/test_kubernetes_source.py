@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.kubernetes_source import Pod, discovered_endpoints, pods_api
+from legroom.live.metrics.kubernetes_source import discovered_endpoints, metrics_endpoint, pods_api
 
 
 def cluster_api(port: int) -> Any:
@@ -109,18 +109,15 @@ def test_a_selector_must_be_given(cluster: tuple[Cluster, Any]) -> None:
 @pytest.mark.parametrize(
     ("made", "url"),
     [
-        (Pod("n", "p", "10.0.0.1"), "http://10.0.0.1:8000/metrics"),
-        (Pod("n", "p", "10.0.0.1", (("", 9000),)), "http://10.0.0.1:9000/metrics"),
-        (Pod("n", "p", "10.0.0.1", (("grpc", 1), ("", 8000))), "http://10.0.0.1:8000/metrics"),
-        (Pod("n", "p", "fd00::1", (("metrics", 7),)), "http://[fd00::1]:7/metrics"),
-        (
-            Pod("n", "p", "1.2.3.4", (("http", 1),), {"prometheus.io/port": "99", "prometheus.io/path": "/m"}),
-            "http://1.2.3.4:99/m",
-        ),
+        (("10.0.0.1", (), {}), "http://10.0.0.1:8000/metrics"),
+        (("10.0.0.1", (("", 9000),), {}), "http://10.0.0.1:9000/metrics"),
+        (("10.0.0.1", (("grpc", 1), ("", 8000)), {}), "http://10.0.0.1:8000/metrics"),
+        (("fd00::1", (("metrics", 7),), {}), "http://[fd00::1]:7/metrics"),
+        (("1.2.3.4", (("http", 1),), {"prometheus.io/port": "99", "prometheus.io/path": "/m"}), "http://1.2.3.4:99/m"),
     ],
 )
-def test_where_a_pods_metrics_are(made: Pod, url: str) -> None:
-    assert made.endpoint.url == url
+def test_where_a_pods_metrics_are(made: tuple[Any, ...], url: str) -> None:
+    assert metrics_endpoint(*made).url == url
 
 
 def test_a_cluster_that_is_named_counts_before_the_one_around(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,6 @@ class NamedPath:
         """Whether the file is a key or certificate, which belongs in a Secret."""
         return self.flag.startswith("--ssl-")
 
-    def is_provided_by(self, other: NamedPath) -> bool:
-        """Whether mounting `other`, a parent folder, already contains this path."""
-        return self.path != other.path and _is_under(self.path, other.path) and other.writable >= self.writable
-
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     """Raise LegroomError for relative paths in flags, and for paths with a colon where they are `mounted`."""
@@ -98,8 +94,12 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
                 continue
             folder = not there.is_file()
             by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
-    all_paths = by_path.values()
-    return tuple(named for named in all_paths if not any(named.is_provided_by(other) for other in all_paths))
+    kept = []
+    for named in by_path.values():
+        parents = (each for each in by_path.values() if each.path != named.path and _is_under(named.path, each.path))
+        if not any(parent.writable >= named.writable for parent in parents):
+            kept.append(named)
+    return tuple(kept)
 
 
 def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:

@@ -115,12 +115,14 @@ def _dashboard_variables(measures: Measures) -> list[Any]:
 
 def _panel_builder(panel: Panel) -> Any:
     """The Grafana SDK's builder for one panel, with queries, unit and thresholds."""
-    from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries
+    from grafana_foundation_sdk.builders import bargauge, dashboard, stat, table, timeseries
+    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
     builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_data_source())
     builder.unit(panel.unit).min(0).span(panel.width).height(4 if panel.kind == "stat" else 8)
-    builder.thresholds(_threshold_steps(panel))
+    steps = [Threshold(value=value, color=colour) for value, colour in ((None, "green"), *panel.levels)]
+    builder.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     if panel.max is not None:
         builder.max(panel.max)
     if panel.kind == "timeseries":
@@ -140,15 +142,6 @@ def _panel_builder(panel: Panel) -> Any:
     for number, (legend, expr) in enumerate(panel.queries.items()):
         builder.with_target(_prometheus_query(expr, legend, chr(ord("A") + number), panel.kind))
     return builder
-
-
-def _threshold_steps(panel: Panel) -> Any:
-    """The SDK's builder of the panel's colour thresholds, green below the first."""
-    from grafana_foundation_sdk.builders import dashboard
-    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
-
-    steps = [Threshold(value=value, color=colour) for value, colour in ((None, "green"), *panel.levels)]
-    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def _prometheus_query(expr: str, legend: str, ref: str, kind: str) -> Any:

@@ -45,15 +45,15 @@ class PrefixLedger:
 
     def add(self, holder: Reservation) -> None:
         """Count an admitted request as holder of its prefix blocks, unless MOST_KEYS_HELD are already counted."""
-        if not holder.chains or len(self._places) > MOST_KEYS_HELD:
+        if not holder.need.chains or len(self._places) > MOST_KEYS_HELD:
             return
         number, places = id(holder), self._places
         self._holders[number] = holder
-        for chain in holder.chains:
+        for chain in holder.need.chains:
             for key, width in zip(chain.keys, UNIT_WIDTHS, strict=False):
                 place = places.get(key)
                 if place is None:
-                    places[key] = _HeldUnits(width * holder.blocks_per_unit, number)
+                    places[key] = _HeldUnits(width * holder.need.blocks_per_unit, number)
                     continue
                 if place.holders == 1:
                     self._add_shared_units(self._holders[place.holder_sum], width)
@@ -67,7 +67,7 @@ class PrefixLedger:
         number, places = id(holder), self._places
         if number not in self._holders:
             return
-        for chain in holder.chains:
+        for chain in holder.need.chains:
             for key, width in zip(chain.keys, UNIT_WIDTHS, strict=False):
                 place = places[key]
                 if place.holders == 1:
@@ -86,7 +86,7 @@ class PrefixLedger:
     def _add_shared_units(self, holder: Reservation, units: int) -> None:
         """Add `units` to those that the request shares with others, and their blocks to `saved_blocks`."""
         holder.shared_units += units
-        self.saved_blocks += units * holder.blocks_per_unit
+        self.saved_blocks += units * holder.need.blocks_per_unit
 
     def _count_as_shared(self, blocks: float) -> None:
         """Add to `shared_blocks` and subtract from `saved_blocks`; a negative number of blocks does the reverse."""

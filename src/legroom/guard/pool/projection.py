@@ -148,15 +148,12 @@ class Reservation:
     state: ReservationState = ReservationState.WAITING
     on_admitted: Callable[[], None] | None = None
     admitted_s: float = field(init=False)
-    chains: tuple[PrefixChain, ...] = field(init=False)
-    blocks_per_unit: float = field(init=False)
     _own_units: int = field(default=0, init=False)
     _own_need: BlockNeed = field(init=False)
     """The need without the units that other requests hold too."""
 
     def __post_init__(self) -> None:
         self.admitted_s = self.requested_s
-        self.chains, self.blocks_per_unit = self.need.chains, self.need.blocks_per_unit
         self._own_need = self.need
 
     @property
@@ -170,7 +167,7 @@ class Reservation:
     @property
     def shared_blocks(self) -> float:
         """Blocks that other running requests hold too."""
-        return self.shared_units * self.blocks_per_unit
+        return self.shared_units * self.need.blocks_per_unit
 
     def progress(self, estimated_steps: float, doubt: float = 0.0) -> Progress:
         """Steps made so far: the tokens streamed, or `estimated_steps` where none were. With estimated ones the request

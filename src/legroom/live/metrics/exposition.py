@@ -79,8 +79,8 @@ class Slot(NamedTuple):
 
 
 @cache
-def slots_by_name() -> dict[str, Slot]:
-    """Series name -> slot, for every name and spelling of every release."""
+def slots_by_name() -> dict[bytes, Slot]:
+    """Series name, as it stands on a page -> slot, for every name and spelling of every release."""
     slots = {
         name: Slot(field, 0, "worker" if name.startswith("legroom_worker") else "server")
         for name, field in SERVER_SERIES.items()
@@ -94,13 +94,7 @@ def slots_by_name() -> dict[str, Slot]:
                     slots |= {f"{name}_{part}": Slot(field, rank, part) for part in ("bucket", "sum", "count")}
                 else:
                     slots.setdefault(name, Slot(field, rank, part))
-    return slots
-
-
-@cache
-def _slots_by_bytes() -> dict[bytes, Slot]:
-    """The slot for each known series name, as the bytes that stand on a metrics page."""
-    return {name.encode(): slot for name, slot in slots_by_name().items()}
+    return {name.encode(): slot for name, slot in slots.items()}
 
 
 def _series_spellings(series: str) -> Iterator[str]:
@@ -295,7 +289,7 @@ def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s
     """A sample of parsed series; None where none of them is a vLLM's."""
     page, slots = _Page(), slots_by_name()
     for name, named, value in series:
-        slot = slots.get(name)
+        slot = slots.get(name.encode())
         if slot is not None:
             page.add(slot, _to_labels(named), value)
     return _build_sample(page, time_s, server) if page.engines else None
@@ -303,7 +297,7 @@ def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s
 
 def _read_lines(page: _Page, lines: list[bytes]) -> None:
     """Adds each line of a known series to the page; a line that cannot be read becomes a note."""
-    slots = _slots_by_bytes()
+    slots = slots_by_name()
     for line in lines:
         brace = line.find(b"{")
         slot = slots.get(line[:brace] if brace > 0 else line.partition(b" ")[0])

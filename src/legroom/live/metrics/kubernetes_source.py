@@ -1,45 +1,27 @@
 """vLLM pods of a Kubernetes cluster, found by label through its API. Needs the extra `legroom[kubernetes]`."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.endpoint import Endpoint
-from legroom.records import dataclass, field
 
 DEFAULT_PORT = 8000
 _PORT_NAMES = ("http", "metrics", "vllm", "api", "openai", "serving")
 _PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path", "prometheus.io/scheme"
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
-    namespace: str
-    name: str
-    ip: str
-    ports: tuple[tuple[str, int], ...] = ()
-    """(name, number) of each container port."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The pod's metrics endpoint, by its prometheus.io annotations, else by port name."""
-        scheme = self.annotations.get(_SCHEME_NOTE, "http")
-        path = self.annotations.get(_PATH_NOTE, "/metrics")
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return Endpoint(f"{scheme}://{host}:{self._metrics_port}/{path.lstrip('/')}")
-
-    @property
-    def _metrics_port(self) -> int:
-        """The port of the annotation, else of a known port name, else vLLM's default or the first declared port."""
-        noted = self.annotations.get(_PORT_NOTE, "")
-        if noted.isdecimal():
-            return int(noted)
-        by_name, numbers = dict(self.ports), [number for _, number in self.ports]
-        fallback = DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
-        return next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
+def metrics_endpoint(ip: str, ports: Sequence[tuple[str, int]], notes: Mapping[str, str]) -> Endpoint:
+    """The metrics of a pod with these ports (name and number each), by its prometheus.io annotations (`notes`), else at
+    a port with a known name, vLLM's default or the first one."""
+    by_name, numbers = dict(ports), [number for _, number in ports]
+    fallback = DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+    port = next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
+    port = int(notes[_PORT_NOTE]) if notes.get(_PORT_NOTE, "").isdecimal() else port
+    scheme, path = notes.get(_SCHEME_NOTE, "http"), notes.get(_PATH_NOTE, "/metrics")
+    return Endpoint(f"{scheme}://{f'[{ip}]' if ':' in ip else ip}:{port}/{path.lstrip('/')}")
 
 
 def pods_api(context: str | None = None) -> Any:
@@ -67,16 +49,6 @@ def load_kubernetes_config(config: Any, context: str | None) -> None:
     config.load_kube_config(context=context)
 
 
-def _running_pod(item: Any) -> Pod | None:
-    """A running pod with an address; None for any other, or one being deleted."""
-    status, meta = item.status, item.metadata
-    if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
-        return None
-    listed = (port for container in item.spec.containers for port in container.ports or ())
-    ports = tuple((port.name or "", int(port.container_port)) for port in listed)
-    return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
-
-
 def discovered_endpoints(api: Any, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
     """The metrics endpoint, by `namespace/name`, of each running pod that the label selector matches in one namespace
     or (None) all; LegroomError for an empty selector, or where the API does not list pods. `api`: see `pods_api`."""
@@ -99,5 +71,10 @@ def discovered_endpoints(api: Any, selector: str, namespace: str | None = None) 
         # The client passes its HTTP library's exceptions on.
         problem = f"the Kubernetes API does not answer ({type(error).__name__})"
         raise LegroomError(problem, "kubectl get pods", UNREACHABLE) from error
-    pods = filter(None, map(_running_pod, listed.items))
-    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods}
+    found: dict[str, Endpoint] = {}
+    for status, meta, spec in ((item.status, item.metadata, item.spec) for item in listed.items):
+        if status.phase == "Running" and status.pod_ip and meta.deletion_timestamp is None:
+            ports = [port for container in spec.containers for port in container.ports or ()]
+            named = [(port.name or "", int(port.container_port)) for port in ports]
+            found[f"{meta.namespace}/{meta.name}"] = metrics_endpoint(status.pod_ip, named, meta.annotations or {})
+    return found

@@ -34,13 +34,18 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     """The LeaderWorkerSet manifest of a server over several nodes: one pod per node, restarted as a group."""
     first = container(server, settings, over.leader_flags())
     restart = "Ranks that lost one of them wait for it forever: the whole group starts anew."
-    template = {
+    template: dict[str, Any] = {
         "size": Commented("Pods of a group, one on each node.", over.nodes),
         "restartPolicy": Commented(restart, "RecreateGroupOnPodRestart"),
         "leaderTemplate": _pod_template(pod_metadata(server), LEADER, pod_spec(server, settings, first)),
         "workerTemplate": _worker_template(server, settings, over),
-        **_claim_templates(server, settings),
     }
+    if settings.cache == "kept" and not server.local_model:  # volumes outlive pods, so no restart downloads again
+        claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
+        why = (
+            "A volume for each pod, which it finds again when its group starts anew. They stay when the set is deleted."
+        )
+        template["volumeClaimTemplates"] = Commented(why, [claim])
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
     together = "All pods at once: the first becomes ready only when the others have joined it."
     rollout = Commented("One group after another, without spare nodes.", {"maxUnavailable": 1, "maxSurge": 0})
@@ -52,15 +57,6 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     }
     about = metadata(server, settings, group_name(server))
     return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", about, spec)
-
-
-def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The set's claim templates: volumes outlive pods, so no restart downloads again; {} if local or not `kept`."""
-    if settings.cache != "kept" or server.local_model:
-        return {}
-    claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
-    why = "A volume for each pod, which it finds again when its group starts anew. They stay when the set is deleted."
-    return {"volumeClaimTemplates": Commented(why, [claim])}
 
 
 def _worker_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
