@@ -98,7 +98,11 @@ def plan_verdict(
             plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
             idle_gpus = server.gpus_idle
         if worst != "does_not_fit":
-            warnings = _startup_warnings(servers, plans, idle_gpus)
+            warnings = [remark for server in servers for remark in server.remarks]
+            if idle_gpus and len(servers) == 1 and plans:
+                used, raised = plans[0].args.gpus_needed, "raise --tensor-parallel-size or --data-parallel-size"
+                given = f"It is given {used + idle_gpus} GPUs and uses {used}"
+                warnings.append(f"{given}: lower the limit, or {raised}.")
             options = LintOptions(plan=plan_document(plans[0]) if len(plans) == 1 else None, only=_RESTART_LOOP_RULES)
             checked = lint_subjects((*servers, *commands), options)
             findings = [found for found in checked if found.severity != "note"]
@@ -121,16 +125,6 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
     else:
         advised = with_quick_advice(shown, MAX_FIXES, lambda: time.monotonic() >= search_until_s)
     return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
-
-
-def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus: int) -> list[str]:
-    """Sentences on servers whose memory suffices: settings that their controller ignores, GPUs that stay idle."""
-    warnings = [remark for server in servers for remark in server.remarks]
-    if idle_gpus and len(servers) == 1 and plans:
-        used = plans[0].args.gpus_needed
-        raised = "raise --tensor-parallel-size or --data-parallel-size"
-        warnings.append(f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or {raised}.")
-    return warnings
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:

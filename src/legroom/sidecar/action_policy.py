@@ -13,8 +13,6 @@ from legroom.records import dataclass
 ActionName = Literal["notify", "drain", "restart", "restart-with-flags", "scale"]
 ACTION_NAMES: tuple[ActionName, ...] = ("notify", "drain", "restart", "restart-with-flags", "scale")
 RESTARTS: tuple[ActionName, ...] = ("restart", "restart-with-flags")
-Refusal = str
-"""The kind of a refusal. `busy` ends by itself soon; `failed` is an action that could not be started."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
@@ -79,12 +77,13 @@ class Decision:
     reason: str
     again_in_s: float | None = None
     """When a refusal by time ends."""
-    refusal: Refusal | None = None
+    refusal: str | None = None
+    """Its kind: `busy` ends by itself soon, `failed` is an action that could not be started."""
     about: str = ""
     """Distinguishes refusals of one kind."""
 
     @property
-    def dedupe_key(self) -> tuple[Refusal | None, str]:
+    def dedupe_key(self) -> tuple[str | None, str]:
         """(refusal, about), equal for refusals that differ in their numbers only, and are reported once."""
         return self.refusal, self.about
 
@@ -139,7 +138,7 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
     return None
 
 
-def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
+def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: str, each: str) -> Decision | None:
     """A refusal where the group had `most` attempts within `window_s` (`each` in words: "an hour"); else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
@@ -168,6 +167,6 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
     return refuse("slow drain", f"draining would take {longer}, and the server still serves")
 
 
-def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
+def refuse(refusal: str, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
     """The decision to do nothing, for `again_in_s` where it ends by time; `about` tells refusals of one kind apart."""
     return Decision(None, reason, again_in_s, refusal, about)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.live.detectors import Watcher, make_detectors
+from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import journal_path
@@ -133,7 +133,7 @@ class Sidecar:
             if self._config.prometheus is not None or self._config.kubernetes is not None:
                 for incident in left:
                     self._groups.setdefault(incident.server, "default")  # they may well be found there again
-            patience_s = {detector.kind: detector.warm_up_s for detector in make_detectors(self._config.thresholds)}
+            patience_s = {detector.kind: detector(self._config.thresholds).warm_up_s for detector in DETECTORS}
             kept = self._keeper.take_over(left, self._groups, patience_s)
             await self._journal.call(lambda journal: close_leftovers(journal, left, kept, self._groups))
             await self._actor.recover()

@@ -47,17 +47,12 @@ DETECTORS: tuple[type[Detector], ...] = (
 """Most severe first: a server's state is named after its first finding."""
 
 
-def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
-    """One new detector of each kind for one server, which compares with its `plan` where there is one."""
-    return tuple(kind(levels, plan) for kind in DETECTORS)
-
-
 class Watcher:
     """The window and the detectors of one server, and its current findings."""
 
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
-        self.detectors = make_detectors(levels, plan)
+        self.detectors = tuple(kind(levels, plan) for kind in DETECTORS)
         self.findings: tuple[DetectorFinding, ...] = ()
 
     def take(self, result: ScrapeResult) -> tuple[DetectorFinding, ...]:
