@@ -62,12 +62,15 @@ async def scrape(
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 
-async def scrape_result(session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S) -> ScrapeResult:
-    """The sample in a server's /metrics, or the ScrapeFailure where there is none."""
+async def scrape_result(
+    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
+) -> ScrapeResult:
+    """The sample in a server's /metrics, taken at `time_s` or now, or the ScrapeFailure where there is none."""
     try:
-        return await scrape(session, target, timeout_s)
+        return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:
-        return ScrapeFailure(time.time(), target.server, error.kind, error.message, error.under_way)
+        now_s = time.time() if time_s is None else time_s
+        return ScrapeFailure(now_s, target.server, error.kind, error.message, error.under_way)
 
 
 async def fetch(
