@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.web import browser_engine, static_edition
-from legroom.web.browser_engine import browser_package
-from legroom.web.static_edition import write_static
+from legroom.web import static_edition
+from legroom.web.static_edition import browser_package, runtime_files, write_static
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = {
@@ -153,14 +152,14 @@ def test_a_runtime_of_other_bytes_is_refused(tmp_path):
     other = tmp_path / "pyodide.tgz"
     other.write_bytes(b"something else")
     with pytest.raises(LegroomError, match="is not pyodide@"):
-        browser_engine.runtime_files(str(other))
+        runtime_files(str(other))
 
 
 def test_without_npm_the_sentence_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
-    monkeypatch.setattr(browser_engine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(static_edition.shutil, "which", lambda name: None)
     with pytest.raises(LegroomError) as caught:
-        browser_engine.runtime_files()
+        runtime_files()
     assert "--runtime" in caught.value.hint
     assert caught.value.exit_code == 3
 
