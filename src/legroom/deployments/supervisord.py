@@ -26,30 +26,21 @@ def is_supervisord(text: str) -> bool:
 def supervisord_subjects(source: Text) -> Iterator[Subject]:
     """The servers and commands of all `[program:...]` sections."""
     for section in _SECTION.finditer(source.text):
-        settings = {
-            setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
-            for setting in _SETTING.finditer(section["body"])
-        }
+        settings: dict[str, Word] = {}
+        for setting in _SETTING.finditer(section["body"]):  # without `;` comments, `%(ENV_X)s` as a shell variable
+            value = _COMMENT.sub(lambda comment: " " * len(comment[0]), setting["value"])
+            value = _EXPANSION.sub(lambda name: "$" + "_" * (len(name[0]) - 1), value)
+            settings[setting["key"]] = Word(value, section.start("body") + setting.start("value"))
         command = settings.get("command")
         if not section["name"].startswith("program:") or command is None:
             continue
-        env = dict(_environment(settings.get("environment", Word("", 0))))
+        env, given = {}, settings.get("environment", Word("", 0))  # `environment=A="1",B="2"`
+        for pair in _VARIABLE.finditer(given.text):
+            text = next((text for text in pair.groups()[1:] if text is not None), "")
+            env[pair[1]] = Word(text, given.offset + pair.start(), pair[0])
         text = command.text.replace("\n", " ").replace("%%", "% ")
         for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
             yield from change_servers(
                 subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
                 lambda server: replace(server, read_as="a supervisord program"),
             )
-
-
-def _environment(value: Word) -> Iterator[tuple[str, Word]]:
-    """(name, value) pairs of supervisord's `environment=A="1",B="2"`."""
-    for pair in _VARIABLE.finditer(value.text):
-        given = next((text for text in pair.groups()[1:] if text is not None), "")
-        yield pair[1], Word(given, value.offset + pair.start(), pair[0])
-
-
-def _without_comments(value: str) -> str:
-    """The value without `;` comments, `%(ENV_X)s` as a shell variable; columns stay."""
-    uncommented = _COMMENT.sub(lambda comment: " " * len(comment[0]), value)
-    return _EXPANSION.sub(lambda name: "$" + "_" * (len(name[0]) - 1), uncommented)

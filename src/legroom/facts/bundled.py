@@ -119,17 +119,15 @@ def is_misspelt(name: str) -> bool:
     if "/" in name or (model := derived(name)) is None or not model.base:
         return False
     repo = _spelled(name.strip())
-    if any(re.search(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", repo) for pattern, _ in _tuned_names()):
+    if any(
+        re.search(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", repo)
+        for pattern, _ in _shared_values()["tuned_from"]
+    ):
         return False
     own = {word for each in _names_of(model.base, _entry_of_key(model.base)) for word in _words(_repo_name(each))}
     words = _words(repo.removesuffix(".gguf"))
     others = set(words) - own if words[:1] and words[0] in own else ()
     return any(word.isalpha() and len(word) > 2 and _scheme_in_name(word) is None for word in others)
-
-
-def _tuned_names() -> Any:
-    """Pairs of a pattern of names and the bundled model that models of such names are tuned from."""
-    return _shared_values()["tuned_from"]
 
 
 def _scheme_in_name(name: str) -> Any:
@@ -154,7 +152,7 @@ def named_scheme(name: str) -> dict[str, Any] | None:
 def _key_in_name(repo: str) -> str | None:
     """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
     repo, found = _spelled(repo), 0
-    for pattern, base in _tuned_names():
+    for pattern, base in _shared_values()["tuned_from"]:
         repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", base, repo, count=1)
         if found:
             break

@@ -90,14 +90,6 @@ class MessagePattern:
     phase: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OomParts:
-    """Patterns of the numbers in torch's out-of-memory message, old and new wordings."""
-
-    numbers: tuple[str, ...]
-    process: str
-
-
 @cache
 def message_patterns() -> tuple[MessagePattern, ...]:
     """Every known message, in the order of the data file."""
@@ -124,12 +116,6 @@ def covered_messages() -> Mapping[str, tuple[str, ...]]:
 def message_openings() -> tuple[str, ...]:
     """How the errors that decide a diagnosis begin, with `#` in place of every number."""
     return tuple(read_data("evidence.json")["openings"])
-
-
-@cache
-def oom_parts() -> OomParts:
-    """The patterns of the figures and of the process in torch's out-of-memory message."""
-    return OomParts(tuple(read_data("evidence.json")["oom_parts"]), read_data("evidence.json")["oom_process"])
 
 
 def engine_files(generation: str) -> frozenset[str]:

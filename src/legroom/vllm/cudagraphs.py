@@ -7,7 +7,6 @@ from typing import Any
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, env_flag, is_given, named_backend, other_values
 from legroom.vllm.batching import Batching
 from legroom.vllm.precision import activation_dtype, requested_cache_dtype
@@ -18,29 +17,25 @@ _MODE_NUMBERS = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 _COMPILE_LEVELS = {"none": 0, "stock_torch_compile": 1, "dynamo_trace_once": 2, "vllm_compile": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class GraphPlan:
-    mode: str
-    sizes: tuple[int, ...]
-
-
-def graph_plan(args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine: str, batching: Batching) -> GraphPlan:
-    """The cudagraph_mode and the ascending batch sizes that the release captures."""
+def captured_graphs(
+    args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine: str, batching: Batching
+) -> tuple[str, tuple[int, ...]]:
+    """(the cudagraph_mode, the ascending batch sizes that the release captures)."""
     if engine == "V0":
         if args.enforce_eager:
-            return GraphPlan("NONE", ())
+            return "NONE", ()
         largest = 8192 if release.at_least("0.6.0") else 256
         possible = [1, 2, 4, *range(8, largest + 1, 8)]
         stop = next((size for size in possible if size >= batching.max_num_seqs), possible[-1])
-        return GraphPlan("FULL_DECODE_ONLY", tuple(size for size in possible if size <= stop))
+        return "FULL_DECODE_ONLY", tuple(size for size in possible if size <= stop)
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
-        return GraphPlan("NONE", ())
+        return "NONE", ()
     model_limit = None
     if model.architecture == "GptOssForCausalLM" and release.at_least("0.10.1"):
         model_limit = 992 if release.version == "0.11.0" else 1024
     sizes = _sizes_v1(args, gpu, release, batching, model_limit)
-    return GraphPlan(mode, sizes) if sizes else GraphPlan("NONE", ())
+    return (mode, sizes) if sizes else ("NONE", ())
 
 
 def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
@@ -155,8 +150,13 @@ def _sizes_v1(
     """The batch sizes that V1 captures, ascending: those that the user gave, else the release's defaults.
     `model_limit`: the largest default size that the model's class sets, as gpt-oss does; None for other models."""
     max_num_batched_tokens = batching.max_num_batched_tokens
-    asked = args.cudagraph_capture_sizes or _int_list((args.compilation_config or {}).get("cudagraph_capture_sizes"))
-    legacy = _legacy_sizes(args) if release.within("0.9.0", "0.12.0") else ()
+    config = (args.compilation_config or {}).get("cudagraph_capture_sizes")
+    listed = config if isinstance(config, list | tuple) else ()
+    whole = tuple(size for size in listed if isinstance(size, int) and not isinstance(size, bool))
+    asked = args.cudagraph_capture_sizes or whole
+    # --cuda-graph-sizes: one value is the largest size, several are the sizes themselves.
+    values = other_values(args, "--cuda-graph-sizes") if release.within("0.9.0", "0.12.0") else None
+    legacy = tuple(int(value) for value in values or () if value.isdigit() and int(value) > 0)
     if not asked and len(legacy) > 1:
         asked = legacy
     if asked:
@@ -211,15 +211,3 @@ def num_speculative_tokens(args: ServeArgs) -> int:
     """Draft tokens per step (num_speculative_tokens); 0 without speculative decoding."""
     value = (args.speculative_config or {}).get("num_speculative_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
-    """The values of --cuda-graph-sizes: one is the largest size, several are the sizes themselves; empty if absent."""
-    values = other_values(args, "--cuda-graph-sizes") or ()
-    return tuple(int(value) for value in values if value.isdigit() and int(value) > 0)
-
-
-def _int_list(value: Any) -> tuple[int, ...]:
-    """The integers of a list; empty for any other value."""
-    items = value if isinstance(value, list | tuple) else ()
-    return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))

@@ -46,14 +46,6 @@ def read_float(text: str) -> float:
     return value
 
 
-def read_bool(text: str) -> bool:
-    """A bool from `true` or `false` in any case; BadValue otherwise."""
-    lowered = text.strip().lower()
-    if lowered not in ("true", "false"):
-        raise BadValue("true or false")
-    return lowered == "true"
-
-
 def read_json(text: str) -> Any:
     """JSON, in which a bare 80k counts thousands; BadValue otherwise."""
     if len(text) > _MAX_JSON_CHARS:

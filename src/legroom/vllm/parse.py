@@ -316,9 +316,8 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReade
     if value is None:
         reader.store(flag, not negated)
         return
-    try:
-        wanted = flag_values.read_bool(value) != negated
-    except flag_values.BadValue:
+    wanted = (value.strip().lower() == "true") != negated
+    if value.strip().lower() not in ("true", "false"):
         taken = "true or false" if flag.kind == "optbool" else "no value"
         reader.problem(flag.name, "bad_value", f"{flag.name} takes {taken}, got {value!r}", value=value)
         return

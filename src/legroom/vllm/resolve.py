@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -16,7 +16,7 @@ from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
 from legroom.vllm import args as vllm_args
 from legroom.vllm.batching import batching_v0, batching_v1
-from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculative_tokens
+from legroom.vllm.cudagraphs import captured_graphs, estimate_applied, num_speculative_tokens
 from legroom.vllm.engine_selection import engine_of, runner_of
 from legroom.vllm.precision import activation_dtype, kv_cache_dtype
 from legroom.vllm.setting_checks import check_given, check_length, check_settings
@@ -108,12 +108,12 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
     length = max_model_len(args, model, release)
     batching = (batching_v0 if engine == "V0" else batching_v1)(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
-    graphs = graph_plan(args, model, gpu, release, engine, batching)
+    mode, sizes = captured_graphs(args, model, gpu, release, engine, batching)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
     pipeline, utilization = args.pipeline_parallel_size or 1, args.gpu_memory_utilization
     if utilization is None:
         utilization = float(default("--gpu-memory-utilization", release))
-    parallel_sizes = {name: getattr(args, name) or 1 for name in vllm_args.PARALLEL_SIZES}
+    parallel_sizes: dict[str, Any] = {name: getattr(args, name) or 1 for name in vllm_args.PARALLEL_SIZES}
     settings = vllm_args.EngineSettings(
         release=release,
         engine=engine,
@@ -124,8 +124,7 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
         kv_cache_dtype=kv_cache_dtype(args, model, gpu, release),
         max_model_len=length,
         auto_fit_len=args.max_model_len == -1,
-        max_num_seqs=batching.max_num_seqs,
-        max_num_batched_tokens=batching.max_num_batched_tokens,
+        **asdict(batching),
         gpu_memory_utilization=utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
@@ -133,11 +132,9 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
         **parallel_sizes,
         enable_expert_parallel=bool(args.enable_expert_parallel),
         enforce_eager=bool(args.enforce_eager),
-        cudagraph_mode=graphs.mode,
-        cudagraph_capture_sizes=graphs.sizes,
-        graph_estimate_applied=estimate_applied(args, gpu, release, engine=engine, runner=runner, mode=graphs.mode),
-        enable_chunked_prefill=batching.enable_chunked_prefill,
-        enable_prefix_caching=batching.enable_prefix_caching,
+        cudagraph_mode=mode,
+        cudagraph_capture_sizes=sizes,
+        graph_estimate_applied=estimate_applied(args, gpu, release, engine=engine, runner=runner, mode=mode),
         async_scheduling=async_scheduling,
         max_concurrent_batches=pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline,
         disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),

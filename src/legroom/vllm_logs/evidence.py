@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from legroom.facts import pattern as reading_pattern
+from legroom.facts import read_data
 from legroom.facts.log_messages import (
     MessagePattern,
     Role,
@@ -16,7 +17,6 @@ from legroom.facts.log_messages import (
     covered_messages,
     message_openings,
     message_patterns,
-    oom_parts,
     size_bytes,
     typed_groups,
 )
@@ -257,13 +257,13 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     again = window.find("Tried to allocate", window.find("Tried to allocate") + 1)
     window = window[:again] if again > 0 else window
     numbers: dict[str, int] = {}
-    for pattern in oom_parts().numbers:
+    for pattern in read_data("evidence.json")["oom_parts"]:  # old and new wordings
         match = compiled(pattern).search(window)
         if match:
             for name, value in typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
-    listed = tuple(compiled(oom_parts().process).finditer(window))
+    listed = tuple(compiled(read_data("evidence.json")["oom_process"]).finditer(window))
     others = sizes_bytes(match["used_size"] for match in listed)
     pids = tuple(int(match["pid"]) for match in listed) if len(others) == len(listed) and all(others) else ()
     reserved, torch = numbers.get("reserved_bytes"), numbers.get("torch_bytes")

@@ -92,11 +92,17 @@ def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[
     for magic, kind in _UNSUPPORTED_ARCHIVES.items():
         if head.startswith(magic):
             raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")
+    joined: Any = _PrependedStream(head, stream)
     if head.startswith(_GZIP):
-        joined: Any = _PrependedStream(head, stream)
         yield from _read_compressed(gzip.GzipFile(fileobj=joined), name)
     elif head.startswith(_ZSTD):
-        yield from _read_compressed(*_zstd_reader(_PrependedStream(head, stream), name))
+        try:
+            import zstandard
+        except ImportError:
+            hint = "pip install 'legroom[scan]', or unpack it with zstd -d"
+            raise LegroomError(f"{name} is packed with zstd", hint) from None
+        reader = zstandard.ZstdDecompressor().stream_reader(joined, read_across_frames=True)
+        yield from _read_compressed(reader, name, zstandard.ZstdError)
     else:
         yield head
         while piece := stream.read(PIECE_BYTES):
@@ -121,17 +127,6 @@ def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError
             pending, size = [b""], 0
         if not piece:
             return
-
-
-def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
-    """(a decompressing reader, `name`, its exception for damaged data); LegroomError without the zstandard package."""
-    try:
-        import zstandard
-    except ImportError:
-        hint = "pip install 'legroom[scan]', or unpack it with zstd -d"
-        raise LegroomError(f"{name} is packed with zstd", hint) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-    return reader, name, zstandard.ZstdError
 
 
 class _PrependedStream:

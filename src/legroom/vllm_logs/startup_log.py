@@ -4,9 +4,10 @@ Lines may have terminal colours, prefixes of docker, kubectl or journald, proces
 objects. `facts.log_messages.startup_lines` has the patterns."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
@@ -20,6 +21,8 @@ from legroom.vllm_logs.lines import plain_line
 from legroom.vllm_logs.printed_flags import GivenFlags, engine_facts, engine_words, given_args, merged_args
 
 Outcome = Literal["started", "failed", "incomplete"]
+Printed = defaultdict[str, list[Any]]
+"""The values of each field, in the order of the events."""
 
 _PROCESS = re.compile(r"\((?P<label>\w*(?:Core|Worker|Wrapper|Process|Vllm|Server)[\w-]*)(?P<rest>[ ,][^)]*)?\)")
 _PID = re.compile(r"\b(?:pid|ip)=[^\s,)]+,?\s*")
@@ -147,18 +150,20 @@ def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]
 
 def startup_of(events: list[StartupEvent]) -> Startup:
     """The start-up (settings, memory, outcome) that these log events describe."""
+    printed: Printed = defaultdict(list)
+    for event in events:
+        for name, value in event.fields.items():
+            printed[name].append(value)
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
-    startup = _with_settings(startup, events)
-    startup = _with_memory(startup, events)
-    concurrency = _smallest_value(events, "concurrency_ratio")
-    length = _first_value(events, "concurrency_len_count")
-    override = _first_value(events, "override_blocks_count")
-    blocks = override if override is not None else _smallest_value(events, "blocks_count")
+    startup = _with_settings(startup, events, printed)
+    startup = _with_memory(startup, printed)
+    length = _first(printed["concurrency_len_count"])
+    blocks = _first(printed["override_blocks_count"] or sorted(printed["blocks_count"]))
     startup = replace(
         startup,
         blocks=int(blocks) if blocks is not None else None,
-        tokens=_smallest_value(events, "tokens_count"),
-        max_concurrency=concurrency,
+        tokens=_smallest(printed["tokens_count"]),
+        max_concurrency=_smallest(printed["concurrency_ratio"]),
         concurrency_len=int(length) if length is not None else None,
     )
     # A failure after it was ready does not count.
@@ -171,79 +176,72 @@ def startup_of(events: list[StartupEvent]) -> Startup:
     return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
-def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
+def _with_settings(startup: Startup, events: list[StartupEvent], printed: Printed) -> Startup:
     """The start-up with release, arguments and engine settings as the log prints them."""
-    config, mapping, namespace = (_first_text(events, name) for name in ("config", "mapping", "namespace"))
+
+    def first_text(name: str) -> str | None:
+        return str(printed[name][0]) if printed[name] else None
+
+    config, mapping, namespace = map(first_text, ("config", "mapping", "namespace"))
     args = merged_args(mapping, namespace, engine_facts(config) if config else {})
     if not args.model:
-        args = replace(args, model=_first_text(events, "model") or "")
+        args = replace(args, model=first_text("model") or "")
     from_server = any(event.id in ("api_server", "namespace") or "APIServer" in event.process for event in events)
-    batched = _first_value(events, "max_num_batched_tokens_count")
+    batched = _first(printed["max_num_batched_tokens_count"])
     if args.max_num_batched_tokens is None and isinstance(batched, int):
         args = replace(args, max_num_batched_tokens=batched)
     usage: Usage = "serve" if from_server or "model_tag" in (mapping or "") else "llm"
-    version = _first_text(events, "version")
+    version = first_text("version")
     try:
         release = known_release(version) if version else None
     except LegroomError:
         release = None
     given = given_args(mapping, namespace, release, usage == "llm")
     others = given.args.others or (engine_words(config, args.model, release) if config else ())
-    gpu = _first_text(events, "gpu") or _first_text(events, "gpu_underscored")
+    gpu = first_text("gpu") or first_text("gpu_underscored")
     return replace(
         startup,
         vllm=version,
         args=replace(args, usage=usage, others=others),
         given=given,
         args_known=mapping is not None or namespace is not None,
-        architecture=_first_text(events, "architecture"),
-        runner=_first_text(events, "runner"),
-        world_size=_largest_value(events, "world_size_count"),
+        architecture=first_text("architecture"),
+        runner=first_text("runner"),
+        world_size=_largest(printed["world_size_count"]),
         gpu_name=gpu.replace("_", " ").strip() if gpu else None,
-        compiled=_first_value(events, "compiled") is not None,
+        compiled=bool(printed["compiled"]),
     )
 
 
-def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
+def _with_memory(startup: Startup, printed: Printed) -> Startup:
     """The start-up with the printed memory figures: the largest use and the smallest free memory of all ranks."""
     names = ("graph_estimate_bytes", "weights_bytes", "consumed_bytes", "non_torch_bytes")
-    estimate, weights, consumed, non_torch = (_largest_value(events, name) for name in names)
+    estimate, weights, consumed, non_torch = (_largest(printed[name]) for name in names)
     if non_torch is None and consumed is not None and weights is not None:
         # 0.27+ prints weights and non-torch as one sum, read from the device.
         non_torch = consumed - weights
-    applied = _graph_estimate_applied(startup.vllm, events)
-    activation = _largest_value(events, "activation_bytes")
-    peak = _largest_value(events, "peak_activation_bytes")
+    # By release where the log does not say whether the estimate is taken off the KV cache.
+    release = logged_release(startup.vllm) if startup.vllm else None
+    says = _first(printed["graph_profiling"])
+    applied = says == "enabled" if says else release is not None and release.at_least("0.20.0")
+    activation, peak = _largest(printed["activation_bytes"]), _largest(printed["peak_activation_bytes"])
     if activation is None and peak is not None:
         # The summary of 0.18 and of 0.27+ adds the applied graph estimate to the activation peak.
-        activation = peak - (estimate or 0 if (applied and _summary_includes_graphs(startup.vllm)) else 0)
-    explicit = _smallest_value(events, "explicit_kv_bytes")
-    available = _smallest_value(events, "available_kv_bytes")
+        adds = release is not None and (release.within("0.18.0", "0.18.99") or release.at_least("0.27.0"))
+        activation = peak - (estimate or 0 if applied and adds else 0)
+    explicit, available = _smallest(printed["explicit_kv_bytes"]), _smallest(printed["available_kv_bytes"])
     return replace(
         startup,
-        gpu_total_bytes=_largest_value(events, "total_bytes"),
-        free_at_start_bytes=_smallest_value(events, "free_bytes"),
+        gpu_total_bytes=_largest(printed["total_bytes"]),
+        free_at_start_bytes=_smallest(printed["free_bytes"]),
         weights_bytes=weights,
         activation_bytes=activation,
         non_torch_bytes=non_torch,
         graph_estimate_bytes=estimate if applied else (0 if estimate is not None else None),
-        graph_bytes=_largest_value(events, "graphs_bytes"),
+        graph_bytes=_largest(printed["graphs_bytes"]),
         available_kv_bytes=available if explicit is None else explicit,
         explicit_kv=explicit is not None,
     )
-
-
-def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
-    """Whether the CUDA graph estimate is taken off the KV cache; by release where the log does not say."""
-    if (printed := _first_value(events, "graph_profiling")) is not None:
-        return printed == "enabled"
-    return vllm is not None and logged_release(vllm).at_least("0.20.0")
-
-
-def _summary_includes_graphs(vllm: str | None) -> bool:
-    """Whether the release's memory summary counts CUDA graphs in the activation peak: 0.18, and 0.27 on."""
-    release = logged_release(vllm) if vllm else None
-    return release is not None and (release.within("0.18.0", "0.18.99") or release.at_least("0.27.0"))
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
@@ -266,27 +264,9 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
     return StartupFailure(id_, event.line_number, event.text, needed, left, longest)
 
 
-def _first_value(events: list[StartupEvent], name: str) -> Value | None:
-    """The field `name` of the first event that has it; None where none has."""
-    return next((event.fields[name] for event in events if name in event.fields), None)
+def _first(values: list[Any]) -> Any:
+    """The first value; None where there is none."""
+    return values[0] if values else None
 
 
-def _first_text(events: list[StartupEvent], name: str) -> str | None:
-    """The field `name` of the first event that has it, as text; None where none has."""
-    value = _first_value(events, name)
-    return None if value is None else str(value)
-
-
-def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
-    """The field `name` of every event that has it."""
-    return [event.fields[name] for event in events if name in event.fields]
-
-
-def _largest_value(events: list[StartupEvent], name: str) -> Any:
-    """The largest value of the field `name` in any event; None where none has it."""
-    return max(_values_of_name(events, name), default=None)
-
-
-def _smallest_value(events: list[StartupEvent], name: str) -> Any:
-    """The smallest value of the field `name` in any event; None where none has it."""
-    return min(_values_of_name(events, name), default=None)
+_largest, _smallest = partial(max, default=None), partial(min, default=None)

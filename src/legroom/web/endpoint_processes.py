@@ -154,7 +154,8 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> Wo
             with isolated():
                 document = diagnose_pieces(_log_pieces(content), given)
     except LegroomError as error:
-        document, status = error_document(error), http_status(error)
+        document = error_document(error)
+        status = 400 if isinstance(error, BadRequest) else 424 if error.exit_code == UNREACHABLE else 422
     except Exception:
         import traceback
 
@@ -163,11 +164,6 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> Wo
         document = error_document(bug)
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return WorkerAnswer(status, text.encode("utf-8", "replace"), traceback_text)
-
-
-def http_status(error: LegroomError) -> int:
-    """400 for a request that does not match its schema, 424 for an unreachable dependency, else 422."""
-    return 400 if isinstance(error, BadRequest) else 424 if error.exit_code == UNREACHABLE else 422
 
 
 def _parse_json(body: bytes) -> Any:

@@ -96,13 +96,6 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usu
     return _without_window(tuple("full" if index in ends else other for index in range(count)), text)
 
 
-def _text_interval(text: Mapping[str, Any]) -> int | None:
-    """Every how many layers a full one comes, from a text like `3 sliding : 1 full`; None without one."""
-    words = str(text.get("layer_pattern") or "")
-    ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
-    return int(ratio.group(1)) + 1 if ratio else 2 if words.startswith("alternating") else None
-
-
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers' kinds with `sliding` as `full` where the config has no sliding_window."""
     if text.get("sliding_window") is not None:
@@ -170,7 +163,10 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
     family = model_type.removesuffix("_text")
-    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(family) or _text_interval(text)
+    words = str(text.get("layer_pattern") or "")  # `3 sliding : 1 full`
+    ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
+    told = int(ratio.group(1)) + 1 if ratio else 2 if words.startswith("alternating") else None
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(family) or told
     if every and model_type not in _FULL_FIRST:
         kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
         if family == "gemma4":

@@ -127,14 +127,20 @@ def derived_max_len(text: _TextConfig, *, yarn_multiplies: bool = False) -> int:
         return _FALLBACK_LEN
     derived: float = lengths.get("model_max_length") or min(lengths.values())
     ropes = list(_rope_parameters(text))
-    if "gemma3" not in str(text.get("model_type")):
-        derived = _rope_scaled_length(derived, ropes, yarn_multiplies)
+    factor = 1.0
+    for rope in ropes if "gemma3" not in str(text.get("model_type")) else ():
+        kind = _rope_type(rope)
+        if kind in _ALREADY_SCALED or (kind in _YARN and not yarn_multiplies):
+            continue
+        value, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+        factor = float(value) if isinstance(value, int | float) and value > 0 else factor
+        derived = float(original) if kind in _YARN and isinstance(original, int) and original > 0 else derived
     if any(_rope_type(rope) in ("longrope", "su") for rope in ropes):
         original = text.get("original_max_position_embeddings")
         # 0.11.1+ starts LongRoPE models at their original length by default.
         if isinstance(original, int) and original > 0:
             return original
-    return int(derived)
+    return int(derived * factor)
 
 
 def _config_length(text: _TextConfig, key: str) -> int:
@@ -158,17 +164,3 @@ def _rope_parameters(text: _TextConfig) -> Iterator[Mapping[str, Any]]:
 def _rope_type(rope: Mapping[str, Any]) -> str:
     """The kind of RoPE scaling, such as `yarn` or `linear`; `default` where none is stated."""
     return str(rope.get("rope_type") or rope.get("type") or "default")
-
-
-def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
-    """The context length in tokens after RoPE scaling, by YaRN's factor only where `yarn_multiplies`."""
-    factor = 1.0
-    for rope in ropes:
-        kind = _rope_type(rope)
-        if kind in _ALREADY_SCALED or (kind in _YARN and not yarn_multiplies):
-            continue
-        value = rope.get("factor")
-        factor = float(value) if isinstance(value, int | float) and value > 0 else factor
-        original = rope.get("original_max_position_embeddings")
-        length = float(original) if kind in _YARN and isinstance(original, int) and original > 0 else length
-    return length * factor
