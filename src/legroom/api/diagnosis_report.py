@@ -1,18 +1,18 @@
 """`legroom.diagnose`."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.finding import Finding
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
+from legroom.facts.diagnosis_texts import Language
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.finding import Finding
-    from legroom.diagnosis.log_diagnosis import LogReading
-    from legroom.facts.diagnosis_texts import Language
+from legroom.render.diagnosis_text import readings_text
+from legroom.vllm_logs.log_sources import names_a_file, pieces_of_file
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,10 @@ class DiagnosisReport:
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:
         """The text of `legroom diagnose`."""
-        from legroom.render.diagnosis_text import readings_text
-
         return readings_text([self.reading], style or PLAIN, language)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom diagnose --json` prints."""
-        from legroom.diagnosis.diagnosis_json import readings_json
-
         return readings_json([self.reading])
 
     def __str__(self) -> str:
@@ -56,10 +52,6 @@ def diagnose(
     A string is a path where such a file exists, else the text of a log. The other arguments complete what the log does
     not show.
     """
-    from legroom.diagnosis.fixes.failed_run import Hints
-    from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.vllm_logs.log_sources import names_a_file, pieces_of_file
-
     hints = Hints(command, model, gpu, gpus, vllm)
     if not isinstance(log, str) or names_a_file(log):
         return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))

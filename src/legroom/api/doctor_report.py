@@ -1,20 +1,20 @@
 """`legroom doctor`: this machine and every vLLM server on it, read once; nothing is changed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.deployments.deployment import KEPT_ENV, Deployment, deployment_from_command
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.drawing.terminal import Style
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
 from legroom.live.kernel_memory import Cgroup, machine_kills
+from legroom.live.server_view import ServerView
 from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, link_target_or_empty, read_machine
 from legroom.recover.orphans import classify_holders
@@ -22,10 +22,6 @@ from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
 from legroom.vllm.args import served_port
 from legroom.vllm_logs.log_sources import pieces_of_file
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.live.server_view import ServerView
 
 Rank = Literal["wrong", "watch", "not read"]
 _RANKS: tuple[Rank, ...] = ("wrong", "watch", "not read")
@@ -151,7 +147,10 @@ def _checkup_of_server(
     snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
 ) -> ServerCheckup:
     """The checkup of the server with this PID and command line (`words`); appends to `found` what is wrong with it."""
-    about, log = f"PID {pid}", _log_file(pid)
+    # Its log is the file that it prints to, unless that is a terminal, a pipe or a journal.
+    targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
+    log = next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
+    about = f"PID {pid}"
     env = dict(word.split("=", 1) for word in _proc_strings(pid, "environ") if "=" in word)
     line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
     try:
@@ -227,12 +226,6 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
         return view, running_server(address).version
     except LegroomError:  # it starts, is stuck, or asks for a key
         return view, None
-
-
-def _log_file(pid: int) -> str | None:
-    """The path of the file that a process prints to; None where that is a terminal, a pipe or a journal."""
-    targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
-    return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:

@@ -9,12 +9,15 @@ from legroom.deployments.described import deployment_from_arguments
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.facts.releases import Release
 from legroom.memory.layout import Layout
-from legroom.planning.capacity_search import SearchAnswer
+from legroom.planning.capacity_search import SearchAnswer, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.machine import Machine, make_plan, make_target, with_notes
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
+from legroom.planning.plan import plan as plan_target
+from legroom.planning.plan_json import layout_json, plan_json
 from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 from legroom.records import dataclass
+from legroom.render.plan_text import plan_text, search_text
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.command_line import any_release_words
 
@@ -42,8 +45,6 @@ class PlanReport:
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The text of `legroom plan`."""
-        from legroom.render.plan_text import plan_text
-
         return plan_text(self.plan, style or PLAIN, explain_math)
 
     def svg(self) -> str:
@@ -54,8 +55,6 @@ class PlanReport:
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The document that `legroom plan --json` prints."""
-        from legroom.planning.plan_json import plan_json
-
         return plan_json(self.plan, explain_math)
 
     def __str__(self) -> str:
@@ -100,15 +99,10 @@ class SearchReport:
 
     def text(self, style: Style) -> str:
         """The text of `legroom plan --want-context`."""
-        from legroom.render.plan_text import search_text
-
         return search_text(self.answer, style)
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The best plan's document with the search in it; the given flags' plan where nothing holds the load."""
-        from legroom.planning.plan import plan
-        from legroom.planning.plan_json import plan_json
-
         answer = self.answer
         search = {
             "model": self.target.model.name,
@@ -123,14 +117,12 @@ class SearchReport:
         if answer.best:
             return plan_json(answer.best, explain_math) | {"search": search}
         given = replace(self.args, max_model_len=self.args.max_model_len or answer.goal.context)
-        document = plan_json(plan(self.target, given), explain_math)
+        document = plan_json(plan_target(self.target, given), explain_math)
         return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
 
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
     """Another plan that holds the load as JSON; `losses` says what it gives up."""
-    from legroom.planning.plan_json import layout_json
-
     return {
         "gpus": plan.target.gpus,
         "gives_up": list(losses),
@@ -156,8 +148,6 @@ def search(
     Where `where` names no number of GPUs and one card is too small, it searches with more. `keep_model` leaves out
     quantized checkpoints.
     """
-    from legroom.planning.capacity_search import search_flags
-
     most = where.gpus or (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
     target = make_target(args, release, replace(where, gpus=most))
     context = context or args.max_model_len or target.model.max_position_embeddings

@@ -1,24 +1,21 @@
 """`legroom.size`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.deployments.deployment import Deployment
+from legroom.deployments.described import deployment_from_arguments
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import plural
 from legroom.errors import LegroomError
+from legroom.facts.gpus import GpuPrice, list_prices
+from legroom.facts.releases import Release
+from legroom.planning.plan import Policy
+from legroom.planning.search_space import CapacityGoal, counts_up_to
+from legroom.planning.sizing import Fit, cheapest_first, hourly_usd, named_gpus, row_json, size_models
 from legroom.records import dataclass
 from legroom.units import parse_length
-
-if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
-    from legroom.facts.gpus import GpuPrice
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Policy
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.planning.sizing import Fit
 
 _GOAL = ("context", "concurrency", "policy")
 
@@ -42,15 +39,11 @@ class SizeReport:
     @property
     def affordable(self) -> list[Fit]:
         """The rows within the budget, and those of GPUs that do not hold the model, the cheapest first."""
-        from legroom.planning.sizing import cheapest_first
-
         rows = cheapest_first(self.rows, self.prices)
         return [row for row in rows if not row.count or self._usd_per_hour(row) <= self.budget]
 
     def _usd_per_hour(self, row: Fit) -> float:
         """The price of a row's GPUs; infinite where none is known."""
-        from legroom.planning.sizing import hourly_usd
-
         return hourly_usd(row, self.prices) or math.inf
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
@@ -74,7 +67,6 @@ class SizeReport:
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
-        from legroom.planning.sizing import row_json
         from legroom.simulation.card_models import decode_rate
 
         document = {"vllm": self.release.version, **{name: getattr(self.goal, name) for name in _GOAL}, "rows": []}
@@ -107,8 +99,6 @@ def size(
     `model` is a name or several; `gpus` are the cards to try (`["h100", "l4"]` or `"all"`; None: the usual ones);
     `flags` are vLLM's engine arguments by their Python names.
     """
-    from legroom.deployments.described import deployment_from_arguments
-
     tokens = parse_length(context, "context") if isinstance(context, str) else context
     if tokens < 1 or not 1 <= concurrency < math.inf or max_gpus < 1:
         raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
@@ -127,10 +117,6 @@ def size_deployment(
     models: Sequence[str] = (),
 ) -> SizeReport:
     """The GPUs (`max_gpus` at most) that hold a deployment's model, or `models` with its flags, with list prices."""
-    from legroom.facts.gpus import list_prices
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.planning.sizing import named_gpus, size_models
-
     release, args = deployment.release, deployment.args
     goal = CapacityGoal(context, float(concurrency or 1), counts_up_to(max_gpus), policy)
     rows = size_models(models or [args.model], release, args, goal, named_gpus(gpus))

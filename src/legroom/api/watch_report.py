@@ -1,16 +1,15 @@
 """`legroom.watch`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
+from legroom.live.server_view import ServerView
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.live.server_view import ServerView
+from legroom.render.watch_text import servers_text
+from legroom.sidecar.watch_config import simple_config, with_interval
+from legroom.sidecar.watch_session import WatchSession, check_once, watched_views
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,6 @@ class WatchReport:
 
     def text(self, style: Style | None = None) -> str:
         """The text of `legroom watch --once`."""
-        from legroom.render.watch_text import servers_text
-
         return servers_text([self.view], style or PLAIN)
 
     def json(self) -> dict[str, Any]:
@@ -40,9 +37,6 @@ class WatchReport:
 
 def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
     """Scrapes vLLM servers and yields a report for each scrape until the iterator is closed; `once`: one a server."""
-    from legroom.sidecar.watch_config import simple_config, with_interval
-    from legroom.sidecar.watch_session import WatchSession, check_once, watched_views
-
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
     config, session = with_interval(simple_config(servers), interval_s), WatchSession()

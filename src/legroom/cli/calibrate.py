@@ -110,7 +110,10 @@ def _start_lines(starts: Sequence[CalibratedStart], is_stored: bool) -> list[str
             measured["kv_cache_bytes"] = startup.available_kv_bytes
         rows = [["", "measured", "predicted", "off by"]]
         for name, value in measured.items():
-            compared = _comparison_cells(value, start.predicted.get(name))
+            compared = ["", ""]
+            if (predicted := start.predicted.get(name)) is not None:
+                sign = "+" if predicted >= value else "-"
+                compared = [human_bytes(predicted), sign + human_bytes(abs(predicted - value))]
             rows.append([f"  {_TERMS[name]}", human_bytes(value), *compared])
         lines += columns(rows, "<>>>") if measured else []
         if start.note:
@@ -118,14 +121,6 @@ def _start_lines(starts: Sequence[CalibratedStart], is_stored: bool) -> list[str
         lines.append("")
     stored = "remembered; later plans of these use it and say `measured`"
     return [*lines, stored if is_stored else "nothing was remembered"]
-
-
-def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
-    """The predicted size and its signed difference from the measured; both empty without a prediction."""
-    if predicted is None:
-        return ["", ""]
-    sign = "+" if predicted >= measured else "-"
-    return [human_bytes(predicted), sign + human_bytes(abs(predicted - measured))]
 
 
 def _print_observations(as_json: bool) -> int:

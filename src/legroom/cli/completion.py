@@ -5,7 +5,12 @@ import importlib
 import sys
 from typing import Any
 
+from legroom.cli.main import COMMANDS, Parser, parser_texts
 from legroom.errors import OK
+from legroom.facts.bundled import bundled_names
+from legroom.facts.flags import flags_of
+from legroom.facts.gpus import gpu_names
+from legroom.facts.releases import latest
 
 DESCRIPTION = "Print a script that completes legroom's commands and options in your shell."
 EPILOG = """\
@@ -40,12 +45,6 @@ def completion_script(shell: str) -> str:
 
 def _parser_of_all_commands(complete_path: Any) -> argparse.ArgumentParser:
     """One parser of all commands with the values of their options; `complete_path` is how shtab completes a path."""
-    from legroom.cli.main import COMMANDS, Parser, parser_texts
-    from legroom.facts.bundled import bundled_names
-    from legroom.facts.flags import flags_of
-    from legroom.facts.gpus import gpu_names
-    from legroom.facts.releases import latest
-
     gpus = [min(names, key=len) for names in gpu_names().values() if names]
     values = {"--gpu": gpus, **{name: list(bundled_names()) for name in ("--model", "model")}}
     vllm_flags = sorted(name for name in flags_of(latest()) if name.startswith("--"))

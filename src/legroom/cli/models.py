@@ -4,7 +4,6 @@ import argparse
 from functools import partial
 
 from legroom.cli.output import print_answer, progress_bar
-from legroom.cli.shared_options import gpu_count
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
@@ -62,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
+    from legroom.cli.shared_options import gpu_count
     from legroom.planning.machine import Machine
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardSearch, models_on_card

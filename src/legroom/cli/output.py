@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.terminal import Style, style_of
 from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
     from legroom.simulation.timeline import ScheduledStep
 
 _REDRAW_INTERVAL_S, _DRAW_AFTER_S, _BAR_WIDTH = 0.2, 1.0, 30
@@ -54,8 +54,6 @@ def print_answer(as_json: bool, document: Any, text: str | Callable[[Style], str
 
 def print_text(text: str | Callable[[Style], str]) -> None:
     """Prints a text; or what the function returns for stdout's style, which is its width and whether it has colours."""
-    from legroom.drawing.terminal import style_of
-
     sys.stdout.write(text if isinstance(text, str) else text(style_of(sys.stdout)))
 
 

@@ -1,16 +1,15 @@
 """`legroom pack`: several servers on one machine, each with flags under which all of them start in any order."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.export import deliver
 from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
+from legroom.deployments.deployment import Deployment
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.exports.deploy.pack_files import pack_files
 from legroom.exports.export_request import ExportedFile
@@ -26,9 +25,6 @@ from legroom.render.pack_text import pack_text
 from legroom.units import parse_bytes, parse_length, parse_whole
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
-
-if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
 DESCRIPTION = """\

@@ -18,6 +18,8 @@ from legroom.facts.release_support import SLEEP_FLAG
 from legroom.facts.releases import release as known_release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import cold_start
+from legroom.planning.plan_json import plan_states, states_json
+from legroom.render.plan_text import sleep_text
 from legroom.units import parse_length, parse_speed, parse_whole
 from legroom.vllm.args import is_given
 
@@ -91,9 +93,6 @@ def run(args: argparse.Namespace) -> int:
     report, math = PlanReport(made), args.explain_math
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
-    from legroom.planning.plan_json import plan_states, states_json
-    from legroom.render.plan_text import sleep_text
-
     speed = parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None
     states = plan_states(made, speed) if args.sleep else ()
     asleep = {"states": states_json(states)} if states else {}

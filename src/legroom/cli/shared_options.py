@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
+from legroom.deployments.deployment import (
+    Deployment,
+    deployment_from_command,
+    deployment_from_file,
+    deployment_from_python,
+)
 from legroom.deployments.described import WISHES, deployment_from_words, server_env
 from legroom.errors import LegroomError
 from legroom.facts.flags import advice, all_flag_names
@@ -16,7 +23,6 @@ from legroom.facts.releases import release as known_release
 from legroom.units import parse_whole
 
 if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
     from legroom.planning.machine import Machine
     from legroom.sweeps import SweepExecutor
 
@@ -136,10 +142,6 @@ def _described_base(args: argparse.Namespace, release: Release | None) -> Deploy
     config = any(word.partition("=")[0] == "--config" for word in args.vllm_words)
     if not used and not config:
         return None
-    import shlex
-
-    from legroom.deployments.deployment import deployment_from_command, deployment_from_file, deployment_from_python
-
     if args.file:
         return deployment_from_file(args.file, release, getattr(args, "server", None))
     if args.python:

@@ -1,28 +1,24 @@
 """`legroom simulate`: does this setting hold the load?"""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
+from legroom.cli.simulate_pool import PoolChoice, pool_of
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 from legroom.planning.autoscaling_policy import scaling_policy
+from legroom.render import simulation_text
+from legroom.simulation import flag_search
+from legroom.simulation.disaggregation import DisaggregatedTimeline, Disaggregation, replay_disaggregated
+from legroom.simulation.replay_outcome import Goal, load_verdict
+from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import simulate
+from legroom.simulation.traces import synthetic
+from legroom.simulation.traces.trace_files import read_trace
 from legroom.units import parse_count, parse_seconds
-
-if TYPE_CHECKING:
-    from legroom.cli.simulate_pool import PoolChoice
-    from legroom.simulation.disaggregation import DisaggregatedTimeline
-    from legroom.simulation.fast.rows import StepCost
-    from legroom.simulation.flag_search import HoldingFleet
-    from legroom.simulation.replay_outcome import Goal
-    from legroom.simulation.scheduler_settings import SchedulerSettings
-    from legroom.simulation.timeline import Timeline
-    from legroom.simulation.trace import Trace
 
 USAGE = "legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]"
 DESCRIPTION = """\
@@ -134,11 +130,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 def run(args: argparse.Namespace) -> int:
     """Replays the trace and prints how the server does; the exit status says whether it holds the load."""
     trace = _trace_of_options(args)
-    from legroom.cli.simulate_pool import pool_of
-    from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text
-    from legroom.simulation.flag_search import lasting_verdict
-    from legroom.simulation.replay_outcome import Goal, load_verdict
-
     if args.disaggregate and (args.choose or args.tier or args.timeline or args.autoscale is not None):
         raise LegroomError("--disaggregate replays fixed pools", "leave out --choose, --tier, --timeline, --autoscale")
     if trace.users and (args.disaggregate or args.tier or args.autoscale is not None):
@@ -166,22 +157,27 @@ def run(args: argparse.Namespace) -> int:
 
         return run_tier(args, trace, pool, goal)
     pools = _replay_disaggregated(args, trace, pool) if args.disaggregate else None
-    timeline = pools.timeline if pools else _replay_with_progress(args, trace, pool.settings, pool.cost)
-    load = load_verdict(timeline, goal) if pools else lasting_verdict(timeline, goal, pool.cost)
+    if pools:
+        timeline, load = pools.timeline, load_verdict(pools.timeline, goal)
+    else:
+        with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
+            timeline = simulate(trace, pool.settings, write, cost=pool.cost, progress=bar)
+        load = flag_search.lasting_verdict(timeline, goal, pool.cost)
     if args.svg:
-        write_file(args.svg, timeline_svg(timeline, load), "picture")
+        write_file(args.svg, simulation_text.timeline_svg(timeline, load), "picture")
     print_answer(
         args.json,
         lambda: {**timeline.as_json(), **load.as_json(), **({"disaggregation": pools.as_json()} if pools else {})},
-        lambda style: timeline_text(timeline, load, style) + (disaggregation_text(pools) if pools else ""),
+        lambda style: (
+            simulation_text.timeline_text(timeline, load, style)
+            + (simulation_text.disaggregation_text(pools) if pools else "")
+        ),
     )
     return INTERRUPTED if timeline.interrupted else OK if load.is_held else ANSWER_IS_NO
 
 
 def _goal_of_options(args: argparse.Namespace, trace: Trace) -> Goal:
     """The limits of the options; LegroomError for one in milliseconds of a trace in steps."""
-    from legroom.simulation.replay_outcome import Goal
-
     if args.tpot is not None and not trace.in_seconds:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     per_token = None if args.tpot is None else args.tpot / 1000
@@ -193,30 +189,14 @@ def _trace_of_options(args: argparse.Namespace) -> Trace:
     if args.synthetic is not None:
         if args.trace is not None:
             raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")
-        from legroom.simulation.traces import synthetic
-
         return synthetic.read(args.synthetic, args.seed).checked()
     if args.trace is None:
         raise LegroomError("which trace?", "legroom simulate TRACE, or --synthetic 'poisson rate=8 ...'")
-    from legroom.simulation.traces.trace_files import read_trace
-
     return read_trace(args.trace, args.format, args.limit).checked()
-
-
-def _replay_with_progress(
-    args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None
-) -> Timeline:
-    """The replay of the trace, with a progress bar, its steps written to --timeline."""
-    from legroom.simulation.trace_replay import simulate
-
-    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
-        return simulate(trace, settings, write, cost=cost, progress=bar)
 
 
 def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> DisaggregatedTimeline:
     """The replay over the prefill and decode servers of --disaggregate."""
-    from legroom.simulation.disaggregation import Disaggregation, replay_disaggregated
-
     pools, plan = Disaggregation.parse(args.disaggregate), pool.plan()
     if plan is None:
         raise LegroomError("--blocks does not say how many bytes a token has", "give --model and --gpu")
@@ -226,19 +206,18 @@ def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal: Goal) -> int:
     """Prints the flags that serve the trace best; the exit status says whether they meet the goals, or Ctrl-C."""
     from legroom.cli.simulate_tier import with_tier
-    from legroom.render.simulation_text import choice_text
-    from legroom.simulation.flag_search import card_that_holds, choose, promising_candidates, replicas_that_hold
 
     candidates = with_tier(args, pool, pool.candidates())
-    fleets: list[HoldingFleet] = []
+    fleets: list[flag_search.HoldingFleet] = []
     with progress_bar("searching") as bar:
-        choice = choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
+        choice = flag_search.choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                few = promising_candidates(trace, choice, candidates)
+                few = flag_search.promising_candidates(trace, choice, candidates)
                 larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
                 cards = ((name, with_tier(args, pool, on_card)) for name, on_card in larger)
-                found = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
+                replicas = flag_search.replicas_that_hold(trace, choice, pool.gpu, few)
+                found = (replicas, flag_search.card_that_holds(trace, choice, cards))
                 fleets = [fleet for fleet in found if fleet is not None]
             except KeyboardInterrupt:
                 choice = replace(choice, interrupted=True)
@@ -246,13 +225,13 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal
     with_commands = [(fleet, pool.command(fleet.outcome.flags)) for fleet in fleets]
     would_hold = {"would_hold": [fleet.as_json(words) for fleet, words in with_commands]}
     document = {**choice.as_json(), "command": command, **would_hold}
-    print_answer(args.json, document, lambda style: choice_text(choice, trace, command, with_commands, style) + "\n")
+    shown = (choice, trace, command, with_commands)
+    print_answer(args.json, document, lambda style: simulation_text.choice_text(*shown, style) + "\n")
     return INTERRUPTED if choice.interrupted else OK if choice.holds else ANSWER_IS_NO
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replay the trace over an autoscaled fleet and print it; the exit code says if it is steady."""
-    from legroom.render.simulation_text import autoscale_text
     from legroom.simulation.autoscale import replay_autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
@@ -263,7 +242,7 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     policy = scaling_policy(args.replicas, args.autoscale, _server_start_s(args, pool), at_once)
     with progress_bar("simulating") as bar:
         scaled = replay_autoscaled(trace, settings, pool.cost, policy, bar)
-    print_answer(args.json, scaled.as_json, lambda style: autoscale_text(scaled, style))
+    print_answer(args.json, scaled.as_json, lambda style: simulation_text.autoscale_text(scaled, style))
     return OK if scaled.is_steady else ANSWER_IS_NO
 
 

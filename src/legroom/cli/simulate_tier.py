@@ -1,17 +1,17 @@
 """`legroom simulate --tier`: what host memory behind the GPU's KV cache buys on this trace."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.cli.shared_options import sweep_executor
+from legroom.cli.simulate_pool import PoolChoice
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.memory.host_needs import deployment_host
 from legroom.memory.kv.specs import LatentSpec
+from legroom.planning.plan import Plan
 from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
 from legroom.simulation.flag_search import Candidate
 from legroom.simulation.replay_outcome import Goal, load_verdict
@@ -21,10 +21,6 @@ from legroom.simulation.tiers.tiered_replay import simulate_with_tier
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.units import GIB, parse_bytes, parse_count, round_up
-
-if TYPE_CHECKING:
-    from legroom.cli.simulate_pool import PoolChoice
-    from legroom.planning.plan import Plan
 
 _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
 _TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=[\w.]+(/s)?)*)")

@@ -67,9 +67,11 @@ async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, match
         for name, query in fleet_queries(matchers, window_s).items():
             answers[name] = await source.query(session, query)
     demand = {_group_key(labels): value for labels, value in answers.pop("demand")}
-    gpus, start_s = _gpus_and_start_s(args)
-    more: dict[str, Any] = {} if start_s is None else {"start_s": start_s}
-    return fleet_view(_server_uses(answers), demand, window_s, gpus, **more)
+    if not args.plan:
+        return fleet_view(_server_uses(answers), demand, window_s, 1)
+    plan = read_plan(args.plan)  # it tells the GPUs of a server, and how long a new one takes
+    start_s = planned_server(plan).times.expected_s
+    return fleet_view(_server_uses(answers), demand, window_s, plan.gpu.count, start_s=start_s)
 
 
 def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
@@ -95,11 +97,3 @@ def _group_key(labels: Mapping[str, str]) -> GroupKey:
     names = (_POOL_LABELS, _RELEASE_LABELS)
     pool, release = (next((labels[name] for name in each if labels.get(name)), UNKNOWN) for each in names)
     return GroupKey(labels.get("model_name", UNKNOWN), pool, release)
-
-
-def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
-    """(GPUs per server, seconds until a new one is ready or None) of --plan; (1, None) without a plan."""
-    if not args.plan:
-        return 1, None
-    plan = read_plan(args.plan)
-    return plan.gpu.count, planned_server(plan).times.expected_s

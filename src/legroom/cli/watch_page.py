@@ -1,10 +1,8 @@
 """The live page of `legroom watch`: a table of servers, the selected one with its curves, and incidents."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -19,10 +17,8 @@ from legroom.errors import LegroomError
 from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration_text
 from legroom.render.watch_text import STATE_COLOURS, state_mark, two_columns, view_figures
+from legroom.sidecar.watch_config import SidecarConfig
 from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
-
-if TYPE_CHECKING:
-    from legroom.sidecar.watch_config import SidecarConfig
 
 _REDRAWN_S = 0.5
 _NARROW = 90

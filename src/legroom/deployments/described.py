@@ -1,25 +1,24 @@
 """A `Deployment` from plain values: words of a command line, JSON of a request, Python arguments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.deployments.deployment import Deployment, deployment_from_command, thousands_notes
 from legroom.errors import LegroomError
+from legroom.facts.bundled import find
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
 from legroom.masking import is_secret
 from legroom.vllm.args import ServeArgs, Usage
+from legroom.vllm.command_line import any_release_words
+from legroom.vllm.flag_problems import FlagProblem, explain_unknown
 from legroom.vllm.flag_values import FIELDS
-
-if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
-    from legroom.vllm.flag_problems import FlagProblem
+from legroom.vllm.parse import parse_flags
 
 _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
 _ARGUMENTS = FIELDS.keys() - {"model"}
@@ -33,9 +32,6 @@ def deployment_from_words(
     env: Mapping[str, str] | None = None,
 ) -> Deployment:
     """The deployment of these words of a command line, on top of `base`; LegroomError where vLLM would refuse one."""
-    from legroom.deployments.deployment import Deployment, thousands_notes
-    from legroom.vllm.parse import parse_flags
-
     used = base.release if base else release or latest()
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
@@ -51,9 +47,6 @@ def deployment_from_words(
 
 def refuse_two_models(command: str | None, model: str | None) -> None:
     """LegroomError where a command that starts one model comes with the name of another."""
-    from legroom.deployments.deployment import deployment_from_command
-    from legroom.facts.bundled import find
-
     served = ""
     with suppress(LegroomError):  # a file, or no command: whoever reads it says so
         served = deployment_from_command(command).args.model if command and model else ""
@@ -70,14 +63,10 @@ def deployment_from_request(
     if (model is None) == (command is None):
         raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
     if model is not None:
-        from legroom.vllm.command_line import any_release_words
-
         refuse_local_model(model, local_files)
         return deployment_from_words([model, *any_release_words(flags or {})], release)
     if flags:
         raise LegroomError("`flags` belong to `model`", "write them into `command`")
-    from legroom.deployments.deployment import deployment_from_command
-
     assert command is not None
     written = deployment_from_words((), base=deployment_from_command(command, release))
     refuse_local_model(written.args.model, local_files)
@@ -92,8 +81,6 @@ def deployment_from_arguments(
     usage: Usage = "serve",
 ) -> Deployment:
     """A model with vLLM's engine arguments under their Python names; LegroomError for one that the release lacks."""
-    from legroom.deployments.deployment import Deployment
-
     release = known_release(vllm) if vllm else latest()
     unknown = sorted(set(arguments) - _ARGUMENTS)
     if unknown:
@@ -106,8 +93,6 @@ def deployment_from_arguments(
     if "speculative_model" in known:
         known.add("speculative_config")  # separate flags until 0.8.2
     for name in (name for name, value in arguments.items() if value is not None and name not in known):
-        from legroom.vllm.flag_problems import explain_unknown
-
         problem = explain_unknown(f"--{name.replace('_', '-')}", release)
         raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
     return Deployment(ServeArgs(model=model, usage=usage, env=dict(env or {}), **arguments), release)

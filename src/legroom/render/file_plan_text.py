@@ -1,20 +1,15 @@
 """Servers of a deployment file: a plan in a few sentences, and the diff of two versions as text or Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
+from legroom.planning.file_plans import FileServer
 from legroom.planning.plan import Advice, Plan
+from legroom.planning.plan_diff import PlanChange, ServerDiff
 from legroom.render.plan_parts import VERDICT_COLOURS, plan_headline, short_model_name
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
-
-if TYPE_CHECKING:
-    from legroom.planning.file_plans import FileServer
-    from legroom.planning.plan_diff import PlanChange, ServerDiff
 
 MAX_FIXES = 2
 """Changes of flags that the sentences name."""

@@ -1,21 +1,17 @@
 """Text of `legroom upgrade`: what changes for a server on another release."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, paragraphs, wrap
 from legroom.planning.plan import Plan
+from legroom.planning.upgrades.kv_changes import ByteChange
+from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
 from legroom.render.plan_parts import plan_headline, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 from legroom.vllm.command_line import change_words
-
-if TYPE_CHECKING:
-    from legroom.planning.upgrades.kv_changes import ByteChange
-    from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
 
 _ALWAYS_SHOWN = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown even if they do not change."""

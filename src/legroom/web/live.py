@@ -1,20 +1,16 @@
 """The samples and incidents of `legroom watch` as server-sent events, for any number of open pages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.live.detectors.plan_drift import ComparedFigure
 from legroom.live.server_view import ServerView
 from legroom.planning.plan_document import PlanDocument
+from legroom.sidecar.watch_config import SidecarConfig
 from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
-
-if TYPE_CHECKING:
-    from legroom.sidecar.watch_config import SidecarConfig
 
 _MAX_UNREAD_EVENTS = 1_000  # Per reader; then its oldest events are dropped.
 _MAX_POINTS = 120
