@@ -89,6 +89,13 @@ class Svg:
         where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class={quoteattr(css)}'
         self.body.append(f"<text {where}{style}{paint}>{_escaped(text)}</text>")
 
+    def lines(self, x: float, y: float, texts: Iterable[str], step: float, css: str = "ink", size: float = 0) -> float:
+        """Draw lines of text below each other, the first `step` pixels below y; returns the y of the last."""
+        for text in texts:
+            y += step
+            self.text(x, y, text, css, size=size)
+        return y
+
     def render(self, height: float) -> str:
         """The SVG document of this height in pixels, light and dark theme included."""
         head = (

@@ -4,6 +4,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 _CONTINUED = " \\"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -56,16 +57,8 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
     """Lines of `width` columns of text with double-width characters; `indent` begins the first, `hanging` the rest."""
     lines, line, used = [], indent, len(indent)
-    pieces: list[str] = []
-    ends = True
-    for char in text:
-        alone = char.isspace() or _is_wide(char)
-        if alone or ends:
-            pieces.append(char)
-        else:
-            pieces[-1] += char
-        ends = alone
-    for piece in pieces:
+    runs = groupby(text, lambda char: char.isspace() or _is_wide(char))
+    for piece in (piece for stand_alone, run in runs for piece in (run if stand_alone else ["".join(run)])):
         needed = display_width(piece)
         if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
             lines.append(line.rstrip())

@@ -164,8 +164,10 @@ def search(query: str, entries: Sequence[catalog.Entry], limit: int = 10) -> lis
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []
     for entry, page in zip(entries, index.pages, strict=True):
-        words = sum(_term_score(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
-        score = words + _name_score(query, entry) + (_LINE_MATCH if _matches_signature(query, entry) else 0.0)
+        score = _name_score(query, entry) + (_LINE_MATCH if _matches_signature(query, entry) else 0.0)
+        for term, similar in wanted.items():  # half the weight of the heaviest similar word where it has not the term
+            weight = page[term] or max((page[word] / 2 for word in similar if word in page), default=0)
+            score += weight * index.rarity.get(term, 1.0)
         if score > 0:
             hits.append(Hit(entry, round(score, 2)))
     return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
@@ -228,11 +230,6 @@ def _similar_words(term: str, index: _Index) -> list[str]:
     """The catalog's words that begin with the term or begin it, of those that share its first four letters."""
     words = index.by_stem.get(term[:_STEM_LENGTH], ())
     return [word for word in words if word.startswith(term) or term.startswith(word)]
-
-
-def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
-    """The weight of a term in an entry (`page`), else half that of its heaviest `similar` word there, else 0."""
-    return float(page[term]) if term in page else max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _name_score(query: str, entry: catalog.Entry) -> float:

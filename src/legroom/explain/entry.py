@@ -255,20 +255,15 @@ def _change_json(
 ) -> dict[str, Any]:
     """A dead end or workaround as JSON; `reason` is the field with its reason, `outcome` is `fail` or `success`."""
     texts = _texts(item, ("action", reason, "condition"), language)
-    return {**texts, f"claimed_{outcome}_rate": item.claimed_rate, "counted": count_json(entry.counted(item.kind))}
+    count = entry.counted(item.kind)
+    figures = {"tried": count.tried, "worked": count.worked, "failed": count.failed}
+    counted = figures | {"success_rate": count.rate_of(count.worked)} if count.tried else None
+    return {**texts, f"claimed_{outcome}_rate": item.claimed_rate, "counted": counted}
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
     """Id, cause, phase and title of the entry, without its text."""
     return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.in_language(language)}
-
-
-def count_json(count: Count) -> dict[str, Any] | None:
-    """In how many issue threads a fix was tried, worked and failed, and its success rate; None where none tried it."""
-    if not count.tried:
-        return None
-    rate = count.rate_of(count.worked)
-    return {"tried": count.tried, "worked": count.worked, "failed": count.failed, "success_rate": rate}
 
 
 def example_text(example: Example, language: Language) -> str:

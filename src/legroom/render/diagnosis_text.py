@@ -83,10 +83,11 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
     if not diagnosis.findings:
         return "\n".join(_no_cause_lines(diagnosis, style, language))
     first = diagnosis.findings[0]
+    first_why = in_language(first.why, language)
     return paragraphs(
         _headline(diagnosis, first, style, language),
         _evidence_lines(diagnosis, first, style),
-        _why_lines(first, style, language),
+        [style.paint(f"{heading('why', language)}:", "bold"), *wrap(first_why, style.width, _MARGIN)],
         _fix_lines(first, style, language),
         _alternative_lines(first, style, language),
         _dead_end_lines(first, style, language),
@@ -177,12 +178,6 @@ def _shown_evidence(evidence: Evidence) -> str:
     """The text of a log line with its secrets masked, cut after 440 characters."""
     text = masked_log_text(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + " ..."
-
-
-def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """The explanation of the finding's cause as wrapped lines under a heading."""
-    yield style.paint(f"{heading('why', language)}:", "bold")
-    yield from wrap(in_language(finding.why, language), style.width, _MARGIN)
 
 
 def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:

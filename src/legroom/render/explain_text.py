@@ -49,16 +49,19 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     sections: list[tuple[str, list[str]]] = [
-        ("log", [line for text in printed for line in _wrapped_lines(text, style, "  ", "    ")]),
+        ("log", [line for text in printed for line in wrap(text, style.width, "  ", "    ")]),
         ("what", _story_part(story.what if story else None, style, language)),
-        ("cause", _wrapped_lines(entry.cause.in_language(language), style)),
+        ("cause", wrap(entry.cause.in_language(language), style.width, "  ")),
         ("why", _story_part(story.why if story else None, style, language)),
         ("arithmetic", _story_part(story.arithmetic if story else None, style, language)),
-        ("example", _wrapped_lines(example_text(entry.example, language), style) if entry.example else []),
+        ("example", wrap(example_text(entry.example, language), style.width, "  ") if entry.example else []),
         ("workarounds", _workaround_lines(entry, style, language)),
         ("dead_ends", _dead_end_lines(entry, style, language)),
         ("versions", _version_lines(entry, style, language)),
-        ("os", [line for name, note in entry.os_specific.items() for line in _wrapped_lines(f"{name}: {note}", style)]),
+        (
+            "os",
+            [line for name, note in entry.os_specific.items() for line in wrap(f"{name}: {note}", style.width, "  ")],
+        ),
         ("verify", _story_part(story.verify if story else None, style, language)),
         ("otherwise", _story_part(story.otherwise if story else None, style, language)),
         ("related", ([f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids])),
@@ -79,7 +82,7 @@ def entry_list_text(entries: Sequence[Entry], style: Style, language: Language =
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language, terms: Mapping[str, str]) -> str:
     """What the `terms` of a plan mean, then the entries found, a line each, and the command that explains the first."""
-    meanings = (_wrapped_lines(f"{style.paint(name, 'bold')}: {text}", style) for name, text in terms.items())
+    meanings = (wrap(f"{style.paint(name, 'bold')}: {text}", style.width, "  ") for name, text in terms.items())
     said = "".join(f"{line}\n" for lines in meanings for line in lines)
     if not hits:
         return said
@@ -89,7 +92,7 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language, terms: Mapp
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
     """A translated paragraph of a catalog entry, wrapped; empty for None."""
-    return _wrapped_lines(text.in_language(language), style) if text else []
+    return wrap(text.in_language(language), style.width, "  ") if text else []
 
 
 def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[str]:
@@ -98,10 +101,10 @@ def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[st
     for number, item in enumerate(entry.workarounds, 1):
         when = _condition_text(item.condition.in_language(language), language)
         advice = f"{item.action.in_language(language)}{when}{_count_text(entry.counted(item.kind), language)}"
-        lines += _wrapped_lines(advice, style, f"  {number}. ", "     ")
+        lines += wrap(advice, style.width, f"  {number}. ", "     ")
         if how := item.how.in_language(language):
             arrow = style.pick("→", "->")
-            lines += [style.paint(line, "blue") for line in _wrapped_lines(how, style, f"     {arrow} ", "       ")]
+            lines += [style.paint(line, "blue") for line in wrap(how, style.width, f"     {arrow} ", "       ")]
     return lines
 
 
@@ -114,9 +117,9 @@ def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]
         when = _condition_text(item.condition.in_language(language), language)
         action = item.action.in_language(language) or item.why_fails.in_language(language)
         text = f"{action}{myth}{when}{_count_text(entry.counted(item.kind), language)}"
-        lines += _wrapped_lines(text, style, f"  {cross} ", "    ")
+        lines += wrap(text, style.width, f"  {cross} ", "    ")
         if item.action.in_language(language):
-            lines += _wrapped_lines(item.why_fails.in_language(language), style, "    ")
+            lines += wrap(item.why_fails.in_language(language), style.width, "    ")
     return lines
 
 
@@ -127,7 +130,7 @@ def _version_lines(entry: Entry, style: Style, language: Language) -> list[str]:
         notes = [in_language(item.behavior_change, language)] if item.behavior_change else []
         notes += [f"introduced in {item.introduced}"] if item.introduced else []
         change = "; ".join([*notes, *([f"gone in {item.removed}"] if item.removed else [])])
-        lines += _wrapped_lines(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
+        lines += wrap(f"{item.version}: {change}" if change else item.version, style.width, "  ", "    ")
     return lines
 
 
@@ -137,7 +140,7 @@ def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]
     counted = texts[language == "zh"].format(len(entry.threads), entry.confirmed, entry.with_fix)
     if entry.record is not None:
         counted = "Imported from a record; its rates are claims that nobody counted here."
-    lines = _wrapped_lines(counted, style)
+    lines = wrap(counted, style.width, "  ")
     return [*lines, f"  {entry.documentation}"] if entry.documentation else lines
 
 
@@ -155,8 +158,3 @@ def _condition_text(condition: str, language: Language) -> str:
     if not condition:
         return ""
     return f"（{condition}）" if language == "zh" else f" (when {condition})"
-
-
-def _wrapped_lines(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
-    """The text wrapped to the style's width; `hanging` (None: `indent`) indents all lines but the first."""
-    return wrap(text, style.width, indent, hanging)

@@ -1,24 +1,19 @@
 """Text and SVG of `legroom fragments`: the finding, the allocator's segments, and the parts of its memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from legroom.black_box import AllocatorSegment
 from legroom.drawing.chart import Segment, strip, swatch
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, display_width, plural, wrap
 from legroom.facts.diagnosis_texts import Language
+from legroom.fragments.fragment_report import FragmentReport
 from legroom.records import dataclass
 from legroom.render.translation import in_language
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.black_box import AllocatorSegment
-    from legroom.fragments.fragment_report import FragmentReport
 
 _MAX_ROWS = 14
 _NAMES = {

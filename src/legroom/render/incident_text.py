@@ -79,14 +79,20 @@ def _server_and_times(incident: Incident, now_s: float) -> list[str]:
 
 
 def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
-    """Why the incident was opened, the log's last lines, curves of the samples and the finding's numbers."""
+    """Why it was opened, exit code, evidence or the log's last lines, curves of the samples, the finding's numbers."""
     yield style.paint("What was seen", "bold")
     reason = _finding_detail(incident).get("reason")
     if reason:
         yield from wrap(str(reason), style.width, "  ")
-    yield from _exit_and_log_lines(incident, style)
+    detail = incident.detail
+    if "exit_code" in detail:
+        yield f"  exit code {detail['exit_code']} after {duration_text(float(detail.get('lived_s') or 0.0))}"
+    shown = detail.get("evidence") or detail.get("lines") or ()
+    for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MAX_LINES:]:
+        text = line.get("text", "") if isinstance(line, Mapping) else line
+        yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
     if len(points) < 2:
-        if not incident.detail.get("lines"):
+        if not detail.get("lines"):
             yield "  No samples are kept of that time."
     else:
         yield ""
@@ -99,17 +105,6 @@ def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style
     if numbers := _finding_detail(incident).get("numbers") or {}:
         rows = [(name.replace("_", " "), f"{value:,.4g}") for name, value in numbers.items()]
         yield from ("", *(f"  {line}" for line in columns(rows, "<<")))
-
-
-def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
-    """Exit code and lifetime of a server that exited, then the evidence, else the log's last lines (at most 8)."""
-    detail = incident.detail
-    if "exit_code" in detail:
-        yield f"  exit code {detail['exit_code']} after {duration_text(float(detail.get('lived_s') or 0.0))}"
-    shown = detail.get("evidence") or detail.get("lines") or ()
-    for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MAX_LINES:]:
-        text = line.get("text", "") if isinstance(line, Mapping) else line
-        yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
 
 
 def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
@@ -240,11 +235,8 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     """What was seen, done and recommended as an SVG picture, with marks where it began, ended and was acted on."""
     svg = Svg(760, incident_headline(incident))
     svg.text(24, 34, incident_headline(incident), "ink sans", size=16, bold=True)
-    y = 40.0
-    for line in (*_server_and_times(incident, now_s), *wrap(str(_finding_detail(incident).get("reason", "")), 88)):
-        y += 18
-        svg.text(24, y, line, "soft")
-    y += 30
+    about = (*_server_and_times(incident, now_s), *wrap(str(_finding_detail(incident).get("reason", "")), 88))
+    y = svg.lines(24, 40, about, 18, "soft") + 30
     if len(points) >= 2:
         top = y
         y = draw_curves(svg, y, incident_curves(points))
@@ -267,7 +259,5 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     ):
         y += 26
         svg.text(24, y, title, "ink sans", bold=True)
-        for line in (line for text in paragraphs for line in wrap(text, 88, "", "  ")):
-            y += 18
-            svg.text(24, y, line, "ink")
+        y = svg.lines(24, y, (line for text in paragraphs for line in wrap(text, 88, "", "  ")), 18)
     return svg.render(y + 24)

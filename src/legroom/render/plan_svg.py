@@ -5,7 +5,7 @@ import shlex
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.memory.layout import Layout
-from legroom.planning.plan import Advice, Plan, ready_command
+from legroom.planning.plan import Plan, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     certainty_text,
@@ -26,8 +26,8 @@ _VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
 def plan_svg(plan: Plan) -> str:
     """The plan as one SVG picture: verdict, memory bar, legend, KV cache, advice and command."""
     page = Svg(_WIDTH, plan_headline(plan))
-    y = _draw_title(page, plan, 40)
-    y = _draw_failure(page, plan, y)
+    page.text(_LEFT, 40, plan.verdict.replace("_", " "), f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
+    y = _draw_failure(page, plan, page.lines(_LEFT, 40, wrap(plan_headline(plan), 100), 22, "sans ink", size=14))
     y = _draw_card_bar(page, plan, y + 16)
     for number, part in enumerate(parts := layout_parts(plan.layout)):
         _draw_legend_row(page, plan.layout, part, y + 14 + 21 * number)
@@ -35,15 +35,6 @@ def plan_svg(plan: Plan) -> str:
     y = _draw_all_advice(page, plan, y + 8)
     y = _draw_command(page, plan, y + 8)
     return page.render(y + 18)
-
-
-def _draw_title(page: Svg, plan: Plan, y: float) -> float:
-    """Draws the verdict and the headline; returns the y of the last line."""
-    page.text(_LEFT, y, plan.verdict.replace("_", " "), f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
-    for line in wrap(plan_headline(plan), 100):
-        y += 22
-        page.text(_LEFT, y, line, "sans ink", size=14)
-    return y
 
 
 def _draw_failure(page: Svg, plan: Plan, y: float) -> float:
@@ -54,11 +45,7 @@ def _draw_failure(page: Svg, plan: Plan, y: float) -> float:
     lines = wrap(failure.message, _CHARS - 4)
     page.box(_LEFT, y + 14, 3, 18 * len(lines) + 8, fill="red")
     page.box(_LEFT + 3, y + 14, _BAR - 3, 18 * len(lines) + 8, css="box")
-    y += 14
-    for line in lines:
-        y += 18
-        page.text(_LEFT + 14, y, line)
-    return y + 10
+    return page.lines(_LEFT + 14, y + 14, lines, 18) + 10
 
 
 def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
@@ -78,13 +65,7 @@ def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
             page.text(x + 8, top + 19, part.name, "sans" if ink else "sans soft", fill=ink)
             page.text(x + 8, top + 36, gib(part.segment.amount, 1), "sans" if ink else "sans soft", size=11.5, fill=ink)
         x += width
-    return _draw_budget_line(page, plan, top, height)
-
-
-def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
-    """Marks the --gpu-memory-utilization budget, and the card's end where it is exceeded; returns the y below."""
-    layout = plan.layout
-    scale = scale_bytes(layout)
+    # The --gpu-memory-utilization budget, and the card's end where it is exceeded.
     x = _LEFT + layout.budget_bytes / scale * _BAR
     page.line(x, top - 6, x, top + height + 8)
     words = f"budget {gib(layout.budget_bytes)} = {plan.settings.gpu_memory_utilization:g} x total"
@@ -130,25 +111,20 @@ def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:
     y += 22
     page.text(_LEFT, y, f"What would make it {verb}, the cheapest first", "sans ink", size=14, bold=True)
     for advice in plan.advice:
-        y = _draw_one_advice(page, advice, y + 14)
+        after, y = advice.plan, y + 14
+        caveat = "" if after.verdict == "fits" else "  (tight)"
+        page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
+        x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
+        page.box(x, y + 20, width, 14, css="room", round_=2)
+        for part in layout_parts(after.layout):
+            size = part.segment.amount / scale * width
+            if part.figure is not None and size > 0:
+                page.box(x, y + 20, size, 14, fill=part.segment.colour)
+            x += size
+        facts = f"KV {gib(after.layout.kv_cache.bytes)}, {after.holds:.2f} requests, "
+        page.text(_LEFT + width + 16, y + 31, facts + f"headroom {human_bytes(after.layout.headroom_bytes)}", "soft")
+        y += 40
     return y
-
-
-def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
-    """Draws the flags to change and the memory bar after the change; returns the y below."""
-    after = advice.plan
-    caveat = "" if after.verdict == "fits" else "  (tight)"
-    page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
-    x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
-    page.box(x, y + 20, width, 14, css="room", round_=2)
-    for part in layout_parts(after.layout):
-        size = part.segment.amount / scale * width
-        if part.figure is not None and size > 0:
-            page.box(x, y + 20, size, 14, fill=part.segment.colour)
-        x += size
-    facts = f"KV {gib(after.layout.kv_cache.bytes)}, {after.holds:.2f} requests, "
-    page.text(_LEFT + width + 16, y + 31, facts + f"headroom {human_bytes(after.layout.headroom_bytes)}", "soft")
-    return y + 40
 
 
 def _draw_command(page: Svg, plan: Plan, y: float) -> float:
@@ -158,8 +134,5 @@ def _draw_command(page: Svg, plan: Plan, y: float) -> float:
     shown = plan if plan.starts else plan.advice[0].plan
     lines = wrap(shlex.join(ready_command(shown)), _CHARS - 4)
     page.box(_LEFT, y + 8, _BAR, 19 * len(lines) + 12, css="box", round_=4)
-    y += 10
-    for number, line in enumerate(lines):
-        y += 19
-        page.text(_LEFT + 12, y, ("$ " if number == 0 else "    ") + line)
-    return y + 10
+    shown_lines = [("    " if number else "$ ") + line for number, line in enumerate(lines)]
+    return page.lines(_LEFT + 12, y + 10, shown_lines, 19) + 10

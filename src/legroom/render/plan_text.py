@@ -1,14 +1,13 @@
 """Text of a plan: the verdict, the card's memory, the KV cache and the advice; and of a search (`--want-context`)."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
+from legroom.memory.server_states import ServerState
 from legroom.planning.capacity_search import SearchAnswer
 from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, sure_longest_len, try_flags
 from legroom.render.plan_parts import (
@@ -29,9 +28,6 @@ from legroom.render.plan_parts import (
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 from legroom.vllm.resolve import default_and_longest_len
-
-if TYPE_CHECKING:
-    from legroom.memory.server_states import ServerState
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
@@ -409,33 +405,19 @@ _STATE_NAMES |= {"serving": "serving", "updating_weights": "updating weights"}
 
 def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
     """A table of GPU and host memory when serving and asleep, and remarks."""
-    return "\n".join((*_sleep_table(states, style), "", *_sleep_remarks(states, style))) + "\n"
-
-
-def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
-    """GPU and host memory and the time to wake, for each state: serving, asleep at level 1 or 2, updating weights."""
-    yield _MARGIN + style.paint("By state", "bold")
     rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
     for state in states:
-        sizes = (gib(state.device.bytes), gib(state.host.bytes))
-        rows.append((_STATE_NAMES[state.name], *sizes, _wake_time_text(state)))
-    yield from (_MARGIN + line for line in columns(rows, "<>><"))
-
-
-def _wake_time_text(state: ServerState) -> str:
-    """Seconds to wake; for level 2 a phrase; empty where the time is unknown."""
-    if state.name == "asleep_2":
-        return "as long as the checkpoint takes to read"
-    return f"{state.wake_s:.1f} s" if state.wake_s is not None else ""
-
-
-def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
-    """What stays on the card at level 1, and what level 1 takes of the host, as wrapped lines."""
+        wakes = f"{state.wake_s:.1f} s" if state.wake_s is not None else ""
+        wakes = "as long as the checkpoint takes to read" if state.name == "asleep_2" else wakes
+        rows.append((_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), wakes))
     asleep = next(state for state in states if state.name == "asleep_1")
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
-    yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)
     host = (
         "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces "
         "that are rounded up to powers of two, and torch keeps that memory after the server wakes."
     )
-    yield from wrap(host, style.width, _MARGIN)
+    remarks = [
+        line for text in (f"What stays on the card: {stays}.", host) for line in wrap(text, style.width, _MARGIN)
+    ]
+    table = [_MARGIN + line for line in (style.paint("By state", "bold"), *columns(rows, "<>><"))]
+    return "\n".join([*table, "", *(line for text in remarks for line in wrap(text, style.width, _MARGIN))]) + "\n"

@@ -230,8 +230,14 @@ def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
 def tier_text(report: TierReport) -> str:
     """The figures of the tier and its hit ratio by size."""
     lines = ["", "the cpu tier", *columns(list(_tier_figures(report)), "<<")]
-    if report.curve:
-        lines += ["", "share of prompt tokens loaded, by size of the tier", *_tier_curve(report)]
+    if report.curve:  # a bar of the hit ratio for each size, and the size that gives most of the hits
+        top = max(point.hit_ratio for point in report.curve) or 1.0
+        shares = [(point.num_chunks, point.hit_ratio) for point in report.curve]
+        rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(30 * hits / top)) for chunks, hits in shares]
+        enough = chunks_for_hit_share(report.curve, HIT_SHARE)
+        found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
+        lines += ["", "share of prompt tokens loaded, by size of the tier", *columns(rows, ">><")]
+        lines.append(found or "no size of the tier would give a hit")
     return "\n".join(lines) + "\n"
 
 
@@ -265,16 +271,6 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
             [f"{percentile(seconds, share):,.2f} s" for share in (0.5, 0.99)] for seconds in report.first_tokens_s
         )
         yield "first token", f"p50 {p50}, p99 {p99}; without the tier {plain_p50} and {plain_p99}  (estimated)"
-
-
-def _tier_curve(report: TierReport) -> list[str]:
-    """A bar of the hit ratio for each size of the tier, and the size that gives most of the hits."""
-    top = max(point.hit_ratio for point in report.curve) or 1.0
-    shares = [(point.num_chunks, point.hit_ratio) for point in report.curve]
-    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(30 * hits / top)) for chunks, hits in shares]
-    enough = chunks_for_hit_share(report.curve, HIT_SHARE)
-    found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
-    return [*columns(rows, ">><"), found or "no size of the tier would give a hit"]
 
 
 def _size_text(report: TierReport, num_chunks: int) -> str:
