@@ -113,7 +113,9 @@ def test_a_refused_pinned_buffer_is_host_memory() -> None:
 
 def test_few_long_requests_need_a_larger_pool_and_many_fewer_at_once() -> None:
     line = "Running: {} reqs, Waiting: 36 reqs, GPU KV cache usage: 100.0%, Prefix cache hit rate: 0.0%\n"
-    assert first(line.format(4)).fixes[0].kind == "kv_cache_dtype"  # twice the tokens; a higher share adds a few
+    # Shorter and fewer at the door cost no precision, 8 bits hold twice the tokens, and a higher share adds a few.
+    kinds = [fix.kind for fix in first(line.format(4)).fixes]
+    assert kinds[:3] == ["max_model_len", "kv_cache_dtype", "raise_util"]
     assert first(line.format(40)).fixes[0].flags == {"max_num_seqs": 30}
 
 

@@ -174,7 +174,8 @@ def test_a_card_that_lost_its_kernels_is_told_the_last_release_that_had_them() -
 
 
 def test_every_lookalike_names_evidence_that_exists_and_a_source() -> None:
-    told = read_data("evidence.json")["told"]["questions"]
+    tables = read_data("evidence.json")["told"]
+    told = [*tables["questions"], *tables["circumstances"]]
     known = {message.id for message in message_patterns()} | {row[0] for row in told}
     for kind in lookalikes():
         assert set(kind.evidence) <= known, kind.id

@@ -381,7 +381,7 @@ class Case:
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
-    """The failed allocation of a black box, placed at this log line; None without its size or an allocator's state."""
+    """Where the allocation failed (`build`, `profile`, `kv` ...) by traceback, else step or sizes; or empty."""
     request, card, allocator = record.request, record.card, record.allocator
     if request is None or request.wanted_bytes is None or allocator is None:
         return None

@@ -123,10 +123,7 @@ def concepts(text: str) -> tuple[str, ...]:
 def description_vector(
     counts: Mapping[str, int], spoken_of: Sequence[str], rarity: Mapping[str, float]
 ) -> dict[str, float]:
-    """TF-IDF weights of the words in `counts` that `rarity` knows, and one weight for each concept of `spoken_of`.
-
-    Either part is a vector of length 1, less for few.
-    """
+    """TF-IDF weights of known words, and one weight for each concept: two vectors of length 1, less for few."""
     weighed = {word: (1 + math.log(count)) * rarity[word] for word, count in counts.items() if word in rarity}
     length = math.hypot(*weighed.values(), _FEW_WORDS_LENGTH)
     share = 1 / math.sqrt(len(spoken_of) + _FEW_CONCEPTS)

@@ -71,8 +71,7 @@ def kinds_of_changes() -> Mapping[str, FixKind]:
 
 
 def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
-    """The sentence `name` of `diagnosis_texts.json` that explains a failure, with `facts` filled in (empty if missing);
-    the general sentence for an unknown name."""
+    """The sentence `name` of `diagnosis_texts.json` with `facts` filled in; the general one for an unknown name."""
     texts = read_data("diagnosis_texts.json")["reasons"]
     return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
 

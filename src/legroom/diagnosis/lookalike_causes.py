@@ -66,6 +66,8 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 def _explains_errors(case: Case, stop: Evidence) -> bool:
     """Whether a signal from outside, the line `stop`, explains the later errors: nothing failed before it."""
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
+    if stop.is_told:
+        return not failed  # a sentence may stand before or after the lines that it is about
     dead = case.first("engine_dead")
     is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))
     if stop.id == "run_finished" and not all("illed by signal" in item.text for item in failed):

@@ -1,8 +1,4 @@
-"""Diagnosis from black boxes, the records that workers write when memory runs out.
-
-A record has the allocator's segments, the driver's figures and earlier readings in exact bytes; a log has one failed
-allocation in rounded figures.
-"""
+"""Diagnosis from black boxes, what workers record when memory runs out: exact bytes, segments and readings."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

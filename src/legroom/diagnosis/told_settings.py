@@ -140,8 +140,7 @@ def named_settings() -> frozenset[str]:
 
 
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
-    """The value as a number or word; None where it is not of `kind` (word, share, ranks, tokens ...).
-    `is_in_memory`: a percentage is a gpu_memory_utilization, as the words around it are about memory."""
+    """The value as number or word of `kind`, else None. `is_in_memory`: a percentage there is a share of the card."""
     text = written.strip()
     if kind == "word":
         return text.lower() if re.fullmatch(_VALUES["word"], text) else None

@@ -28,6 +28,7 @@ from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sent
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_meaning, other_engine_name, other_engine_text
+from legroom.facts.gpus import all_gpus
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.facts.log_messages import message_group
 from legroom.memory.layout import Layout
@@ -42,6 +43,7 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 _FAILED = (*FAILING, "exception")
 MAX_FINDINGS = 4
 MAX_FIXES = 5
+_LARGEST_NPU_BYTES = 64 * GIB  # Ascend 910B, and each die of a 910C.
 ASSERTED_CHANCE = 0.4
 """A cause that only words point to is asked for below it: of those stated with 0.4 two in three are right."""
 LEAST_CHANCE = 0.05
@@ -286,6 +288,11 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
         words = "By the text" if told.id == "model_size_told" else f"In {8 * case.startup.args.dtype_bytes} bits"
         why = f"{words} the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
+        return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
+    largest = _LARGEST_NPU_BYTES if case.is_npu else max(card.total_bytes for card in all_gpus())
+    is_split = plan is None and total is None and planner.known.args.tensor_parallel_size is not None
+    if is_split and (weights or 0) > FULL_OF_WEIGHTS * largest:
+        why = reason("more_than_any_card", {"weights": gib(weights or 0), "largest": gib(largest)})
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
         return None

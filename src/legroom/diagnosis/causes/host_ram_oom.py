@@ -28,6 +28,7 @@ _BY_SIGN = (
 )
 """What in the text names the part of host memory that can be given back, and how."""
 _LITTLE_LEFT = 20  # Ray's monitor and earlyoom act at a twentieth of the RAM.
+_NODE_LIMITS = {"CONSTRAINT_CPUSET": "wider_cpuset", "CONSTRAINT_MEMORY_POLICY": "wider_memory_policy"}
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
 _LIMITED = re.compile(r"(?i)kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
 """What names the memory limit of a container or job, or the exit code that its platform reports."""
@@ -44,8 +45,7 @@ def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses whether host memory ran out: a CPU KV cache that lacks RAM, more pinned than there is, messages of the
-    kernel, platform or Ray, failed host allocations, an end without an error while loading; None without a sign."""
+    """Assesses by pinned sizes, messages of kernel, platform or Ray, and how loading ended; None without a sign."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -67,9 +67,9 @@ def examine(case: Case) -> Assessment | None:
         if (
             error is not None
             and error.id in _WEAK
-            and (case.last_error or not (error.id == "ray_worker_died" or case.milestones))
+            and (case.last_error or case.traceback_frames or not (error.id == "ray_worker_died" or case.milestones))
         ):
-            continue  # a process that ended is no evidence beside an error, an engine none before its first step
+            continue  # a process that ended is no evidence beside an error or traceback, an engine none before a step
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Assessment(_strength(case, error, certainty), proven, _explanation(case))
@@ -128,7 +128,7 @@ def _explanation(case: Case) -> str:
         facts = [largest.facts, *(item.facts for item in killed)]
         victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
         scope = "the container's limit" if is_of_container(case) else "the machine's RAM"
-        scope = "the memory of the NUMA nodes that its cpuset allows" if _is_of_cpuset(case) else scope
+        scope = reason(nodes) if (nodes := _limit_of_nodes(case)) else scope
         return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
     if on_node:
@@ -167,7 +167,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if shares and not cpu_check_failure(case):
         yield _smaller_cpu_pool_fix(planner, shares)
     if pinned := _pinned_beyond_ram(case):
-        yield _smaller_pinned_fix(planner, *pinned)
+        size, ranks, ram = pinned
+        each, given = ram * 3 // 4 // ranks // GIB, planner.known.args.cpu_offload_gb
+        names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if case.has("lmcache_size") else "--swap-space"
+        steps = (f"{'--cpu-offload-gb' if given else names} of {each} GB or less, which is {each * ranks} GB in all",)
+        why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
+        yield Fix("more_host_ram_or_shm", why, steps=steps)
     if case.has("cpu_share_told"):
         yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
@@ -176,7 +181,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield replace(shm, steps=tuple(sorted(shm.steps, key=lambda step: not step.startswith(here))))
         return
     elif case.has("mmap_failed"):
-        yield _mmap_fix(case)
+        mapped = case.number("mmap_failed", "bytes_count") or 0
+        yield replace(known_fix("map_whole_file"), why=reason("whole_file_reserved", {"size": gib(mapped)}))
     elif case.has("lmcache_no_memory"):
         yield known_fix("larger_lmcache_buffer")
         return
@@ -194,7 +200,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield offload
         if case.platform.unified and case.has("ray_node_memory"):
             yield known_fix("share_of_one_memory")
-        fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
+        pool, smaller = planner.known.args.kv_cache_memory_bytes, None
+        if pool is not None and case.has("killed_process", "sigkill"):
+            smaller = planner.lower_utilization(pool // 8, reason("pool_is_ram", {"pool": gib(pool)}))
+        fixes = (_more_ram_fix(planner), smaller)
         # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
         yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
         yield offload if offload is not None and offload.steps else None
@@ -204,31 +213,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
     yield known_fix("small_shards")
-
-
-def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) -> Fix:
-    """What each rank may pin where three quarters of the RAM are shared evenly."""
-    each = ram * 3 // 4 // ranks // GIB
-    names = "--cpu-offload-gb" if planner.known.args.cpu_offload_gb else "--swap-space"
-    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else names
-    why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
-    return Fix("more_host_ram_or_shm", why, steps=(f"{names} of {each} GB or less, which is {each * ranks} GB in all",))
-
-
-def _mmap_fix(case: Case) -> Fix:
-    """Overcommit and swap for torch's private writable map, which the kernel counts at full file size."""
-    mapped = case.first("mmap_failed")
-    size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
-    why = f"The kernel reserves {size} before a byte is read, so RAM and swap, or the limits below them, are too small."
-    return replace(known_fix("map_whole_file"), why=why)
-
-
-def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a smaller --kv-cache-memory-bytes, which on unified memory is RAM; None if unset or not killed."""
-    if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
-        return None
-    why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."
-    return planner.lower_utilization(pool // 8, why)
 
 
 def _ram_used_up(case: Case) -> tuple[int, int] | None:
@@ -246,9 +230,10 @@ def _is_of_machine(case: Case) -> bool:
     )
 
 
-def _is_of_cpuset(case: Case) -> bool:
-    """Whether the kernel names the NUMA nodes that the process may use, not the whole machine."""
-    return any("CONSTRAINT_CPUSET" in item.text for item in case.evidence)
+def _limit_of_nodes(case: Case) -> str:
+    """The fix for what bounds the process to some NUMA nodes, by the kernel's line; empty where nothing does."""
+    kernel = [item.text for item in case.evidence]
+    return next((fix for mark, fix in _NODE_LIMITS.items() if any(mark in text for text in kernel)), "")
 
 
 def _names_limit(case: Case) -> bool:
@@ -269,8 +254,7 @@ def _is_bare_sigkill(case: Case) -> bool:
 
 
 def _less_offload_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the least --cpu-offload-gb with which the card holds the rest, else half; None where nothing less starts.
-    Steps remain where the limit found is too small for that, too."""
+    """Fix: the least --cpu-offload-gb that starts, else half, with the limit it needs if that is larger; or None."""
     from legroom.planning.plan import plan
 
     if not (offload_gb := planner.known.args.cpu_offload_gb):
@@ -306,8 +290,8 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     if case.has("slurm_told") or case.platform.wsl:  # these bound what the kernel calls the machine
         size = f": {made.host.limit_bytes // GIB} GiB or more" if made is not None else ""
         steps[0] = reason("memory_of_job" if case.has("slurm_told") else "memory_of_wsl", {"size": size})
-    elif _is_of_cpuset(case):
-        steps[:1] = known_fix("wider_cpuset").steps
+    elif nodes := _limit_of_nodes(case):
+        steps[:1] = known_fix(nodes).steps
     elif _is_of_machine(case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
     elif not _names_limit(case):
@@ -317,6 +301,7 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     if _swaps(planner):
         steps.append(known_fix("less_pinned_swap").steps[0])
     why, sender = "The host or the container needs more RAM than it has.", known_fix("find_the_sender")
+    why = known_fix(_limit_of_nodes(case) or "wider_cpuset").why or why
     if _is_bare_sigkill(case):
         why, steps = sender.why, [*sender.steps, *steps]
     if made is not None:

@@ -127,7 +127,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if most == 1 and case.generates:
         yield known_fix("bounded_requests")  # one request holds the pool for as long as it may grow
     if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES and not survive:
-        yield twice  # a few per cent of the card hold none of those that wait
+        # A few per cent of the card hold none of those that wait.
+        yield from (known_fix("bounded_requests"), twice)
     # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps. Without
     # the number that runs, what fits is known for requests of full length only.
     is_server = survive or (seqs >= _FEW_SEQUENCES and most)

@@ -9,6 +9,7 @@ from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
@@ -207,7 +208,28 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> I
         yield planner.raise_utilization(short, why)
         yield savings_fix(planner, short)
         yield smaller_weights_fix(planner)
+        yield _larger_share_and_shorter_len(planner)
     yield planner.pull_lever("more GPUs", why)
+
+
+def _larger_share_and_shorter_len(planner: FixPlanner) -> Fix | None:
+    """Fix: the largest share, eager mode and the length that its pool holds; None where the share is not known."""
+    wanted, needed, has = _printed_shortage(planner.case)
+    most, told = min(MAX_UTILIZATION, planner.largest_utilization), stated_weights_bytes(planner.case)
+    total = planner.accounting.likely_total_bytes
+    total = total or (round((told + (has or 0) + BESIDE_BYTES) / planner.utilization) if told else None)
+    if not planner.utilization_known or not total or not needed or has is None or most <= planner.utilization:
+        return None
+    pool = has + round((most - planner.utilization) * total)
+    if pool >= needed or pool < 2 * has:
+        return None  # the share alone is enough, or hardly anything
+    part = math.floor(pool / needed * 97) / 100
+    facts = {"share": f"{most:g}", "total": gib(total), "pool": gib(pool), "needed": gib(needed)}
+    length = {"max_model_len": max(int(wanted * part) // 256 * 256, 256)} if wanted else {}
+    flags = {"gpu_memory_utilization": most, "enforce_eager": True, **length}
+    steps = () if wanted else (f"and lower --max-model-len to {part:g} of what it is now",)
+    trades = "requests longer than this are refused; slower decoding"
+    return planner.plan_change("max_model_len", flags, reason("share_and_length", facts), steps=steps, trades=trades)
 
 
 def checked_len(case: Case) -> int:

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, known_fix, proof
-from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
+from legroom.diagnosis.recorded_memory import assess_leak, duration_text, leak_growth
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
 _OF_CARD = re.compile(r"(?i)\b(?:GPU|VRAM|CUDA) (?:memory|OOM|usage)\b|\bVRAM\b|显存")
+_MEDIA = re.compile(
+    r"(?i)multi-?modal|[-_.]VL\b|\bVLM\b|\bomni\b|vision|\b(?:images?|videos?|audio)\b|多模态|图片|视频"
+)
 _LIMITS = ("killed_process", "oom_killer", "sigkill", "killed_word", "ray_node_memory")
 
 
@@ -64,7 +67,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     record = planner.case.black_box
     if record is not None and (growth := leak_growth(record)):
-        yield _planned_restart_fix(growth)
+        every = duration_text(growth.seconds)
+        grew = f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load"
+        often = f"until the leak is fixed: restart, drained, at least every {every} of such load"
+        steps = (often, "keep the records of two moments: legroom fragments shows which part grew between them")
+        why = f"{grew}: a restart gives all of it back, and it lasts as long again."
+        yield Fix("sequence_starts_or_wait", why, steps=steps)
     if planner.case.has("ps_row"):
         why, trades = "In old releases captured graphs and their NCCL work grew on the host.", "slower decoding"
         yield planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
@@ -72,18 +80,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = "The pool keeps its size: what grows on the card is torch's own cache, which needs room beside it."
         lower = planner.lower_utilization(GIB, why)
         yield replace(lower, is_unplanned=True) if lower is not None else None
-    yield known_fix("newest_release_and_restart")
-    yield known_fix("no_media_cache") if not of_card else None
-
-
-def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
-    """A scheduled restart before the recorded growth fills the card again."""
-    every = duration_text(growth.seconds)
-    grew = f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load"
-    often = f"until the leak is fixed: restart, drained, at least every {every} of such load"
-    steps = (often, "keep the records of two moments: legroom fragments shows which part grew between them")
-    why = f"{grew}: a restart gives all of it back, and it lasts as long again."
-    return Fix("sequence_starts_or_wait", why, steps=steps)
+    newest, media = known_fix("newest_release_and_restart"), None if of_card else known_fix("no_media_cache")
+    yield from (media, newest) if planner.case.tells(_MEDIA) else (newest, media)
 
 
 CAUSE = Cause(entry="LR405", phase="serving")

@@ -15,7 +15,7 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     other_hardware,
     smaller_weights_fix,
 )
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.fixes.step_savings import (
     LARGEST_DEFAULT_TOKENS,
     large_steps_fix,
@@ -125,7 +125,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free."
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))})
         return
-    if (holder := described_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
+    has_room = planner.utilization < planner.largest_utilization < 1
+    if (holder := described_holder(planner.case)) and planner.accounting.pool_bytes is None and not has_room:
         why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
         yield replace(known_fix("free_gpu"), why=why)
     yield larger_pool_fix(planner)
@@ -140,14 +141,18 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
-    if more is not None and planner.known.gpu is not None and planner.known.gpu.unified and accounting.pool_bytes:
-        more = replace(more, steps=(*more.steps, *known_fix("drop_page_cache").steps))
+    parts, drop = (accounting.weights_bytes or 0) + (accounting.peak_bytes or 0), known_fix("drop_page_cache").steps
+    if planner.case.platform.unified and (accounting.pool_bytes or 0) < 0:
+        if parts < planner.utilization * (planner.total_bytes or math.inf):
+            in_bytes = known_fix("pool_in_bytes")  # what the parts do not explain is the page cache, by any release
+            yield replace(in_bytes, steps=(*drop[:1], *in_bytes.steps))
+        more = replace(more, steps=(*more.steps, *drop)) if more is not None else None
     yield large_steps_fix(planner, more)
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
     yield without_draft(planner)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
-        yield from _smaller_peak_fix(planner, accounting)
+        yield _smaller_peak_fix(planner)
         if more is None:
             yield savings_fix(planner, -accounting.pool_bytes)
             hardware = None if accounting.weights_bytes is None else other_hardware(planner)
@@ -244,13 +249,13 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
     return Fix("kv_cache_memory_bytes", why, flags, plan=plan, before=before, proven=True)
 
 
-def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
-    """Fix: fewer tokens per step, if three quarters of the peak would leave a pool; else none."""
-    won = (accounting.peak_bytes or 0) * 3 // 4
-    if won > -(accounting.pool_bytes or 0) + GIB // 2:
-        why = f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step."
-        flags, trades = smaller_step_flags(planner, max(planner.step_tokens // 4, 512)), "long prompts take more steps"
-        yield planner.plan_change("max_num_batched_tokens", flags, why, trades=trades)
+def _smaller_peak_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: fewer tokens per step, if three quarters of the peak would leave a pool; else None."""
+    peak, flags = planner.accounting.peak_bytes or 0, smaller_step_flags(planner, max(planner.step_tokens // 4, 512))
+    why = f"The profile run peaked at {gib(peak)}, which follows the tokens of a step."
+    if peak * 3 // 4 <= GIB // 2 - (planner.accounting.pool_bytes or 0):
+        return None
+    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -270,11 +275,16 @@ def _larger_cpu_utilization_fix(planner: FixPlanner, failed_check: Evidence) -> 
     """Fix: a higher gpu_memory_utilization on the CPU backend, with process and pool within the free RAM; else None."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
-    pool = min(4 * GIB, (free - used) // 2)
-    share = math.ceil((used + max(pool, 0)) / total * 100) / 100
-    left = gib(int(share * total) - used)
-    why = f"The process uses {gib(used)}; {share:g} x {gib(total)} leaves {left} for the KV cache."
-    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
+    needed, made = planner.one_request_bytes, planner.plan_by_config
+    pool = max(min(4 * GIB, (free - used) // 2), 0, min(needed * 5 // 4, free))  # `free` is beside what is used
+    share = math.ceil((used + pool) / total * 100) / 100
+    left = int(share * total) - used
+    flags = {"gpu_memory_utilization": share}
+    why = f"The process uses {gib(used)}; {share:g} x {gib(total)} leaves {gib(left)} for the KV cache."
+    if needed > left and made is not None:
+        flags["max_model_len"] = made.settings.max_model_len * left // needed // 1024 * 1024 or 512
+        why += f" One request of the whole length needs {gib(needed)}."
+    return planner.plan_change("raise_util", flags, why)
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:

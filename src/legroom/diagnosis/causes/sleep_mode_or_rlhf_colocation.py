@@ -80,6 +80,11 @@ def _has_trainer(case: Case) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): a lower utilization, another order of waking up, no sleep mode, another release."""
     is_starved = planner.case.has("no_cache_blocks") and planner.utilization <= _USUAL_SHARE
+    told = planner.case.first("sum_told")
+    sizes = [told.number(name) or 0 for name in told.facts if name.endswith("_bytes")] if told is not None else []
+    if len(sizes) == 2 and sizes[0] > sizes[1]:
+        fix = known_fix("smaller_model_to_train")
+        yield replace(fix, why=f"By the text {gib(sizes[0])} are needed and the card has {gib(sizes[1])}. {fix.why}")
     lower = _share_beside_trainer(planner, is_starved)
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first" if _has_trainer(planner.case) else "others_sleep_first")

@@ -107,6 +107,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
         is_large = is_large or case.phase == "serving" or not case.has(*_CACHE_SIGNS)
+        if case.phase_reached == "startup_profile" and not case.has(*_CACHE_SIGNS):
+            yield known_fix("default_step")
         if case.has("no_cache_blocks") and case.has("page_cache_told") and pool is None:
             yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
             lower = None  # a smaller budget holds even fewer blocks

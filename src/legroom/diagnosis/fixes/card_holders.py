@@ -1,16 +1,21 @@
 """Who holds the memory of the card, by the text, and what to do about it: end it, move to a free card, share."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, known_fix, reason
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts import read_data
 from legroom.units import GIB, gib
-from legroom.vllm_logs.evidence import Evidence
+from legroom.vllm_logs.evidence import Evidence, sizes_bytes
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
@@ -18,6 +23,7 @@ _VIEWS = ("wsl", "container_told")
 """Where the list of processes inside does not show who holds the card: what shows it."""
 SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
+_SIZE = re.compile(r"(?i)(\d+(?:\.\d+)?) ?([GM])(?:i?B)?\b")
 _USABLE_PART = 5  # A budget below a fifth of the wanted one hardly holds the model that the wanted one was for.
 UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
@@ -33,6 +39,9 @@ def free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
 def described_holder(case: Case) -> tuple[Evidence, int] | None:
     """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
     told = case.first("neighbour_holds")
+    if (loaded := case.first("programs_loaded")) is not None:
+        size = sum(sizes_bytes(f"{number} {unit}iB" for number, unit in _SIZE.findall(str(loaded.facts["what"]))))
+        return (loaded, size) if size > GIB else None
     if (used := case.first("memory_held_told")) is not None:
         size = used.number("idle_bytes") or used.number("held_bytes") or 0
         return (used, size) if size > GIB else None
@@ -76,8 +85,7 @@ def _steps_of_programs(case: Case) -> list[str]:
 
 
 def idle_cards(case: Case) -> list[int]:
-    """The numbers of the cards that nvidia-smi's table shows with a twentieth in use at most, or that a sentence calls
-    free; none of them is the card that failed."""
+    """Numbers of the cards that nvidia-smi or a sentence shows idle; the one that failed is none of them."""
     numbers = {item.line: item.number("index_count") or 0 for item in case.all("gpus_listed")}
     used = {
         item.line: (item.number("used_bytes") or 0) / (item.number("total_bytes") or 1)

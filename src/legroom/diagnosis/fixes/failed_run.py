@@ -302,8 +302,7 @@ def _without_impossible_values(args: ServeArgs) -> ServeArgs:
 
 
 def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
-    """The card by the user's or the log's name, else by its total bytes, with the printed total; None where neither is
-    known, LegroomError for a name of the user's that no card has."""
+    """The card by the user's or the log's name, else its total; None without. LegroomError: the user's is unknown."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:

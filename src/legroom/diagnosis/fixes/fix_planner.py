@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes
+from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes, reason
+from legroom.diagnosis.fixes.card_holders import described_holder
 from legroom.diagnosis.fixes.failed_run import (
     NOT_PLANNABLE,
     Hints,
@@ -183,6 +184,13 @@ class FixPlanner:
         release = self.known.release
         return release.before("0.20.0") if self.known.release_known else self.case.engine.generation == "V0"
 
+    @cached_property
+    def largest_utilization(self) -> float:
+        """The largest share that fits beside what others hold by the text; 1 where it tells of none."""
+        holder, total = described_holder(self.case), self.total_bytes
+        held = holder[1] + _SPARE_BYTES if holder is not None and not self.case.platform.trainer else 0
+        return math.floor((1 - held / total) * 100) / 100 if total and held < total else 1.0
+
     @property
     def at_share(self) -> str:
         """` at 0.9 of the card`, to append to a sentence; empty where gpu_memory_utilization is not known."""
@@ -217,6 +225,10 @@ class FixPlanner:
     ) -> Fix | None:
         """A fix by flags or variables, with its reason `why` and cost `trades`; None where by its plan, or else by the
         log's figures, it would not start."""
+        if (most := self.largest_utilization) < (flags.get("gpu_memory_utilization") or 0):
+            if most <= self.utilization:
+                return None
+            flags, why = {**flags, "gpu_memory_utilization": most}, f"{why} {reason('others_leave', {'share': most})}"
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None

@@ -15,6 +15,7 @@ from legroom.units import GIB, gib
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 WORKSTATION_BYTES = 33 * GIB
 """Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
+_RANKS_OF_NODE = 8  # Tensor parallelism beyond a node is bound by its network.
 _EVEN_SPLITS = (2, 4, 8)  # Ranks that divide the attention heads of nearly every model.
 _BILLIONS = re.compile(r"(?i)[-_](\d+(?:\.\d+)?)B(?![a-z])(?!-A\d)")
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
@@ -107,8 +108,7 @@ def _ranks_asked(fix: Fix | None) -> int:
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: weights in FP8 or a 4-bit checkpoint, of quantized ones the latter alone; None for weights in 4 bits or of
-    unknown size, and where half of them would not bring the pool to 1 GiB."""
+    """Fix: weights in FP8 or 4 bits; None where they have 4, their size is unknown, or the pool stays below 1 GiB."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
         return None
@@ -166,7 +166,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     elif total is not None and needed is not None and needed > total:
         why = reason("needed_before_pool", {"needed": gib(needed), "total": gib(total)})
     more, is_alone = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs", is_likely_alone(planner)
-    if not planner.known.ranks_known and not is_alone:
+    if ranks >= _RANKS_OF_NODE:
+        stages = 2 * (planner.known.args.pipeline_parallel_size or 1)
+        more = f"--pipeline-parallel-size {stages} over twice the nodes, {2 * ranks} of these GPUs"
+    elif not planner.known.ranks_known and not is_alone:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
     larger = "larger ones"
     if needed is not None:
@@ -181,8 +184,8 @@ def other_hardware(planner: FixPlanner) -> Fix:
     elif not is_quantized(planner) and weights // 4 > room:
         smaller = "a smaller model: even in 4 bits its weights are larger than the card"
     choices = [f"{more}, or {larger}", smaller]
-    if planner.known.ranks_known or is_alone:
-        choices.reverse()  # more cards may not exist
+    if (planner.known.ranks_known or is_alone) and not (ranks >= _RANKS_OF_NODE and is_4_bit(planner)):
+        choices.reverse()  # more cards may not exist, and fewer bits may
     steps = [choices[0], f"or {choices[1]}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")

@@ -1,7 +1,4 @@
-"""vLLM's accounting with the figures of a log: pool = share x total - weights - peak - non-torch - graphs.
-
-It checks changes of flags where the model is not known, and yields the card's total where that is not known.
-"""
+"""vLLM's accounting with a log's figures: pool = share x total - weights - peak - non-torch - graphs."""
 
 from __future__ import annotations
 
