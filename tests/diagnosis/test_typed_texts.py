@@ -99,7 +99,7 @@ REFUSED = (
     ),
     ("NVVM Compilation Error: Target Architecture: sm_75", "A kernel or the build does not support"),
     ("RuntimeError: Did not receive response from front-end process within 5 minutes", "The processes did not find"),
-    ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "A kernel library"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "The server starts the program ninja"),
 )
 
 

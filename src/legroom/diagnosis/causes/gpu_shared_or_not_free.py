@@ -465,9 +465,8 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
         free, total = planner.total_bytes - holder[1], planner.total_bytes
     if free is None or total is None or total <= 0:
         return None
-    # The CUDA context, the graphs that may be captured beside the budget, and what a live neighbour still takes.
-    is_outside = planner.captures_outside_budget or not planner.known.release_known
-    graphs = planner.case.startup.graph_bytes or (min(GIB, total // 12) if is_outside else 0)
+    # The CUDA context, the graphs of V0, which are captured beside the budget, and what a live neighbour still takes.
+    graphs = planner.case.startup.graph_bytes or (GIB if planner.case.engine.generation == "V0" else 0)
     graphs = 0 if planner.known.args.enforce_eager else graphs
     share = (
         math.floor((free - GIB // 2 - graphs - len(card_holders.named_holders(planner.case)) * GIB) / total * 100) / 100

@@ -241,12 +241,18 @@ def checked_len(case: Case) -> int:
 def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
     """Fix: max_model_len x available / needed bytes, as a fraction where the text gives no length; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
-    if planner.failed_plan is not None or wanted is not None or needed is None or has is None or has <= 0:
+    if wanted is not None or needed is None or has is None or has <= 0:
         return None
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
     why = f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length."
+    length, trades = (
+        int((planner.in_force("max_model_len") or 0) * part) // 16 * 16,
+        "requests longer than this are refused",
+    )
     steps = (f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",)
-    return Fix("max_model_len", why, steps=steps, trades="requests longer than this are refused")
+    if length:
+        return Fix("max_model_len", why, {"max_model_len": length}, trades=trades, is_unplanned=True)
+    return Fix("max_model_len", why, steps=steps, trades=trades)
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:

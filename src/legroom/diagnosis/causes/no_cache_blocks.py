@@ -30,6 +30,7 @@ from legroom.vllm_logs.evidence import Evidence
 
 _UNSEEN_POOL = "--num-gpu-blocks-override or --kv-cache-memory-bytes"
 """What a pool beyond the card was set with, where the text does not show which."""
+_SHARE_OF_ONE_MEMORY = 0.75  # The rest is what the system and its page cache take of one memory.
 _FEW_SEQUENCES = 64  # Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB.
 
 
@@ -141,12 +142,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
-    parts, drop = (accounting.weights_bytes or 0) + (accounting.peak_bytes or 0), known_fix("drop_page_cache").steps
     if planner.case.platform.unified and (accounting.pool_bytes or 0) < 0:
-        if parts < planner.utilization * (planner.total_bytes or math.inf):
-            in_bytes = known_fix("pool_in_bytes")  # what the parts do not explain is the page cache, by any release
-            yield replace(in_bytes, steps=(*drop[:1], *in_bytes.steps))
-        more = replace(more, steps=(*more.steps, *drop)) if more is not None else None
+        yield _pool_in_bytes_fix(planner, more)
+        more = replace(more, steps=(*more.steps, *known_fix("drop_page_cache").steps)) if more is not None else None
     yield large_steps_fix(planner, more)
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
@@ -159,6 +157,19 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             is_far = -accounting.pool_bytes > BESIDE_BYTES and not is_likely_alone(planner)
             yield from (hardware, smaller_weights_fix(planner)) if is_far else (smaller_weights_fix(planner), hardware)
     yield from _fixes_without_figures(planner)
+
+
+def _pool_in_bytes_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
+    """Fix: no page cache and a pool in bytes, where no size explains the lack and `more` is too much of one memory."""
+    known, share = planner.accounting, more.flags.get("gpu_memory_utilization", 1) if more is not None else 1
+    parts, budget = (
+        (known.weights_bytes or 0) + (known.peak_bytes or 0),
+        planner.utilization * (known.total_bytes or math.inf),
+    )
+    in_bytes, drop = known_fix("pool_in_bytes"), known_fix("drop_page_cache").steps[:1]
+    return (
+        replace(in_bytes, steps=(*drop, *in_bytes.steps)) if parts < budget and share > _SHARE_OF_ONE_MEMORY else None
+    )
 
 
 def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
