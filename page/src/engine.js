@@ -1,3 +1,6 @@
+import { inFieldNames } from "./limits.js";
+import { translate } from "./text/language.jsx";
+
 // One way to ask legroom, whichever edition this page is: over HTTP, or in a worker that runs the same Python.
 
 export class EngineError extends Error {
@@ -183,6 +186,24 @@ class WorkerEngine {
 const setting = (name) => document.querySelector(`meta[name="legroom-${name}"]`)?.content ?? "";
 export const version = setting("version");
 export const engine = setting("edition") === "static" ? new WorkerEngine() : new HttpEngine();
+
+// Sentences about a plan name options of the command line: here they are fields of the page. `source` keeps what was said.
+const SPOKEN = ["plan", "speed", "card", "size", "upgrade", "pack", "simulate"];
+const asked = engine.call.bind(engine);
+engine.call = async (name, request, signal) => {
+  if (!SPOKEN.includes(name)) return asked(name, request, signal);
+  const t = (key, values) => translate(request.language ?? "en", key, values);
+  const inRow = (row) => (row.reason ? { ...row, reason: inFieldNames(t, row.reason) } : row);
+  try {
+    const answer = await asked(name, request, signal);
+    const tables = ["rows", "models", "too_large"].filter((table) => answer[table]).map((table) => [table, answer[table].map(inRow)]);
+    return { ...answer, ...Object.fromEntries(tables), ...(answer.words && { words: inFieldNames(t, answer.words) }) };
+  } catch (error) {
+    if (error instanceof EngineError)
+      Object.assign(error, { source: `${error.message} ${error.hint}`, message: inFieldNames(t, error.message), hint: inFieldNames(t, error.hint) });
+    throw error;
+  }
+};
 
 // Lists that do not change while the page is open are asked for once.
 const kept = new Map();

@@ -106,7 +106,7 @@ function Header({ area, theme, onTheme, onLanguage }) {
       <a class="brand" href="#/plan"><img src="./icon.svg" alt="" width="24" height="24" /> legroom</a>
       <nav aria-label={t("areas")}>
         {PLACES.map((name) => (
-          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>
+          <a key={name} href={`#/${name}`} title={t(`about.${name}`)} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>
         ))}
       </nav>
       <div class="switches">

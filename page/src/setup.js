@@ -28,6 +28,7 @@ export const EMPTY = {
 
 const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "host_memory", "vllm", "checkpoint_bytes", "want_context", "want_users", "budget", "pack"];
 const MOST = { gpus: 4096, checkpoint_bytes: 2 ** 50, want_context: 100_000_000, want_users: 1_000_000 };
+const NEVER_LEFT_OUT = ["model", "gpu"];
 
 const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
@@ -46,9 +47,9 @@ export function readValue(text) {
 }
 
 export function toParams(setup, prefix = "", params = new URLSearchParams()) {
-  // No card is said too: a link without one has the example's.
+  // No model and no card are said too: a link without one has the example's.
   for (const name of OWN)
-    if (setup[name] != null && (setup[name] !== "" || name === "gpu")) params.set(prefix + name, setup[name]);
+    if (setup[name] != null && (setup[name] !== "" || NEVER_LEFT_OUT.includes(name))) params.set(prefix + name, setup[name]);
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");
@@ -127,15 +128,19 @@ const measuredOf = (setup) => {
 
 export const requestOf = (setup) => ({ ...planRequestOf(setup), measured: measuredOf(setup) });
 
+// A size is written with its unit; a plain number is GiB, as the field's label says.
+export const withUnit = (text) => (/^\s*\d+(\.\d+)?\s*$/.test(text) && Number(text) ? `${text.trim()}GiB` : text.trim());
+const sizeOf = (text) => (text ? withUnit(String(text)) : null);
+
 const planRequestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, host_memory, vllm, cold, env, flags }) => ({
   model: model || null,
   config,
   checkpoint_bytes: config ? checkpoint_bytes : null,
   gpu,
   gpus,
-  gpu_memory: gpu_memory || null,
-  gpu_used: gpu_used || null,
-  host_memory: host_memory || null,
+  gpu_memory: sizeOf(gpu_memory),
+  gpu_used: sizeOf(gpu_used),
+  host_memory: sizeOf(host_memory),
   vllm,
   cold,
   env,
@@ -199,6 +204,9 @@ export function cardQuestionOf(setup) {
   const asked = Object.entries({ gpu, gpus, gpu_used, context, users: want_users });
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
+
+// Another number of GPUs takes back what a search chose for its own.
+export const withGpus = (setup, gpus) => ({ ...(setup.found?.some((name) => name === "gpus" || name.endsWith("_parallel_size")) ? typed(setup) : setup), gpus });
 
 const gpusOf = (flags) =>
   ["tensor", "pipeline", "data"].reduce((count, kind) => count * (Number(flags[`${kind}_parallel_size`]) || 1), 1);

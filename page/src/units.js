@@ -65,3 +65,11 @@ export const heldOf = (t, later, first, wanted) =>
   first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first, wanted) }) : held(later);
 
 export const rateRange = (rate) => (rate ? `${count(rate.estimate)} (${count(rate.low)}–${count(rate.high)})` : "–");
+
+// What one card holds of a wish, as its sentence says last: "8 requests of 3,072 tokens", or "8 requests of that length or
+// 16 of 16,384 tokens".
+export function heldByOne(text) {
+  const [, users, context] = [...(text ?? "").matchAll(/([\d,]+) (?:requests? of|of|个) ([\d,]+) token/g)].at(-1) ?? [];
+  const number = (digits) => Number(digits.replaceAll(",", ""));
+  return users ? { users: number(users), context: number(context) } : null;
+}

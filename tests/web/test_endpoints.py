@@ -15,6 +15,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
+from legroom.explain.catalog_entries import entries_of_label, title_of_label
 from legroom.facts import read_data
 from legroom.render.translation import in_language
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
@@ -487,7 +488,7 @@ def test_a_load_that_is_not_held_says_what_to_try_next():
     slow = {"plan": {**PLAN, "gpu": "l4"}, "mix": {**LOAD, "requests": 200, "spread": False}, "language": "en"}
     document = answer("simulate", slow)
     assert document["verdict"] == "falls_behind"
-    assert "legroom simulate --choose" in document["words"]["notes"][0]
+    assert "the count of GPUs on this page" in document["words"]["notes"][0]
 
 
 def test_an_upgrade_has_the_figures_of_the_command_line(capsys):
@@ -528,3 +529,42 @@ def test_a_card_that_is_tight_says_why_in_both_languages():
         (row,) = answer("card", {**asked, "language": language})["models"]
         assert (row["verdict"], row["parameters"] > 9e9) == ("tight", True)
         assert says in row["reason"]
+
+
+def test_a_request_beyond_a_limit_is_refused_in_words_and_not_in_those_of_a_schema():
+    beyond = {
+        "plan": {**PLAN, "want": {"context": 999_999_999_999, "users": 1}},
+        "simulate": {"mix": {"requests": 10**9}, "plan": PLAN},
+    }
+    for name, where in (
+        ("plan", "want.context takes 100,000,000 at most"),
+        ("simulate", "mix.requests takes 50,000 at most"),
+    ):
+        with pytest.raises(BadRequest) as refused:
+            answer(name, beyond[name])
+        assert refused.value.message == f"the request is not of the form that {name} takes: {where}"
+        with pytest.raises(BadRequest) as refused:
+            answer(name, {**beyond[name], "language": "zh"})
+        assert refused.value.message.startswith("请求不符合") and "schema" not in refused.value.message
+
+
+def test_a_deployment_that_does_not_start_is_refused_by_the_title_of_its_cause():
+    too_long = {"plan": {"model": "llama-3.1-8b", "gpu": "l4"}, "mix": {"requests": 5}}
+    title = title_of_label("kv_too_small_for_max_len")
+    with pytest.raises(LegroomError, match=re.escape(f"does not start ({title})")):
+        answer("simulate", {**too_long, "language": "en"})
+    with pytest.raises(LegroomError) as refused:
+        answer("simulate", {**too_long, "language": "zh"})
+    assert entries_of_label("kv_too_small_for_max_len")[0].title.zh in refused.value.message
+
+
+def test_the_title_of_every_failure_of_a_start_is_translated():
+    for label in (
+        "weights_too_big",
+        "no_cache_blocks",
+        "hybrid_state_cache_limit",
+        "cudagraph_capture_oom",
+        "host_ram_oom",
+    ):
+        title = entries_of_label(label)[0].title
+        assert in_language(title.en, "zh") == title.zh

@@ -12,6 +12,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.units import parse_count, parse_length
+from legroom.web.endpoints import answer
+from legroom.web.schemas import schemas
 
 PAGE = Path(__file__).parents[2] / "page" / "src"
 
@@ -37,6 +39,90 @@ def test_a_part_of_an_address_that_cannot_be_read_is_named_and_not_dropped():
 def test_a_length_may_be_written_with_k():
     lengths = evaluated("setup.js", '["32k", "4096", "1M", "0", "-5", "x"].map(page.readLength)')
     assert lengths == [32768, 4096, 1048576, None, None, None]
+
+
+def limits(expression: str, language: str = "en") -> Any:
+    """An expression of limits.js, with `t` for the texts of a language."""
+    texts = json.dumps(str(PAGE / "text/dictionaries.js"))
+    fill = "(texts[key] ?? key).replace(/\\{(\\w+)\\}/g, (_, name) => String(values[name] ?? ''))"
+    made = f"const texts = DICTIONARIES.{language}; const t = (key, values = {{}}) => {fill};"
+    return evaluated(
+        "limits.js",
+        f"await (async () => {{ const {{ DICTIONARIES }} = await import({texts}); {made} return {expression}; }})()",
+    )
+
+
+def test_the_fields_have_the_limits_of_the_engines_requests():
+    known = schemas()
+    mix, plan, simulate = (known[name]["properties"] for name in ("Mix", "PlanRequest", "SimulateRequest"))
+    want = known["Wish"]["properties"]
+    size, pack = known["SizeRequest"]["properties"], known["PackRequest"]["properties"]
+    places = {**mix, **simulate, "gpus": plan["gpus"], "want_context": want["context"], "want_users": want["users"]}
+    places |= {
+        "packed_gpus": pack["gpus"],
+        **{name: size[name] for name in ("first_token_s", "time_per_token_ms", "budget")},
+    }
+    for name, (least, most) in limits("page.LIMITS").items():
+        schema = places[name]
+        low = schema.get("minimum", schema.get("exclusiveMinimum"))
+        assert low <= least and most <= schema.get("maximum", most), name
+        assert "maximum" not in schema or (least, most) == (schema["minimum"], schema["maximum"]), name
+    longest = limits("page.LONGEST")
+    assert (longest["model"], longest["gpu"]) == (plan["model"]["maxLength"], plan["gpu"]["maxLength"])
+    assert longest["words"] == known["CardRequest"]["properties"]["words"]["maxLength"]
+
+
+def test_a_field_names_its_limits_in_both_languages():
+    texts = limits(
+        '["2.5", "0", "", "50001", "50000"].map((text) => page.faultOf(t, "whole", text, page.LIMITS.requests))'
+    )
+    assert texts == ["A whole number from 1 to 50,000."] * 4 + [""]
+    fault = limits('page.faultOf(t, "length", "999999999999", page.LIMITS.want_context)', "zh")
+    assert fault == "请填 1 到 100,000,000 的 token 长度，如 4096 或 32k（32,768）。"
+
+
+def test_what_no_plan_can_be_asked_of_is_said_by_the_name_of_its_field():
+    def fault(change: str, language: str = "en") -> Any:
+        setup = f"{{ model: 'a/b', gpu: 'h100', {change} }}"
+        return limits(f"page.faultIn(t, {setup})", language)
+
+    assert fault("gpu_used: '2 GiB', gpus: 4096, host_memory: '64'") is None
+    assert fault("gpus: '1000000'") == {"field": "gpus", "message": "How many: A whole number from 1 to 4,096."}
+    assert fault("gpu_used: 'abc'")["message"] == "In use: a size, like 24 (that is GiB), 24GiB or 512MiB."
+    assert fault("model: 'm'.repeat(300)", "zh")["message"] == "模型：最多 200 个字符。"
+    assert (fault("model: ''")["field"], fault("gpu: ''")["field"]) == ("model", "gpu")
+
+
+def test_a_plain_number_in_a_field_of_sizes_is_gib():
+    setup = "{ ...page.EMPTY, gpu_memory: '24', gpu_used: '2GiB', host_memory: '64' }"
+    request = evaluated("setup.js", f"page.requestOf({setup})")
+    assert [request[name] for name in ("gpu_memory", "gpu_used", "host_memory")] == ["24GiB", "2GiB", "64GiB"]
+
+
+def test_sentences_name_the_pages_fields_in_place_of_options():
+    said = "write --gpu rtx3090 --gpus 2, the smaller card; without one, say so (--gpu-used 0)"
+    told = limits(f"page.inFieldNames(t, {{ hint: [{json.dumps(said)}] }})")["hint"][0]
+    assert told == "write “GPU”: rtx3090, “How many”: 2, the smaller card; without one, say so (“In use”: 0)"
+    kept = "--gpu-memory-utilization 0.9 on --gpu-memory"
+    assert limits(f"page.inFieldNames(t, {json.dumps(kept)})", "zh") == "--gpu-memory-utilization 0.9 on “单卡显存”"
+    offered = limits(f"page.cardsOffered({{ source: {json.dumps(said)} }})")
+    assert offered == {"gpu": "rtx3090", "gpus": 2}
+
+
+def test_another_number_of_gpus_takes_back_what_a_search_chose():
+    setup = evaluated("setup.js", f"page.withGpus({FOUND}, 1)")
+    assert (setup["gpus"], setup["flags"], setup["found"]) == (1, {"max_model_len": 4096}, [])
+    typed = "{ ...page.EMPTY, gpus: 2, flags: { tensor_parallel_size: 2 } }"
+    assert evaluated("setup.js", f"page.withGpus({typed}, 4).flags") == {"tensor_parallel_size": 2}
+
+
+def test_what_one_card_holds_is_read_from_its_sentence_in_both_languages():
+    request = {"model": "llama-3.1-8b", "gpu": "rtx4090", "want": {"context": 32768, "users": 16}}
+    for language in ("en", "zh"):
+        sentence = answer("plan", {**request, "language": language})["words"]["one_gpu"]
+        held = evaluated("units.js", f"page.heldByOne({json.dumps(sentence)})")
+        assert held["users"] <= 16 and 1024 <= held["context"] <= 32768
+    assert evaluated("units.js", "page.heldByOne('')") is None
 
 
 def test_both_languages_have_the_same_words():

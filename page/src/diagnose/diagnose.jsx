@@ -3,6 +3,7 @@ import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
 import { Button, CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
+import { LIMITS, faultOf, nameFault } from "../limits.js";
 import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, commandLine, count } from "../units.js";
@@ -121,6 +122,7 @@ export function DiagnoseArea({ params }) {
     put(value);
     setState((now) => ({ ...now, stale: Boolean(now.answer || now.error) && !now.shared }));
   };
+  const isRead = !nameFault(t, "model", hints.model) && !nameFault(t, "gpu", hints.gpu) && !(hints.gpus && faultOf(t, "whole", hints.gpus, LIMITS.gpus));
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
     setFile(null);
@@ -139,7 +141,7 @@ export function DiagnoseArea({ params }) {
           text={text}
           setText={edited(setText)}
           onPaste={paste}
-          onRead={() => text.trim() && !state.busy && readText(text)}
+          onRead={() => text.trim() && !state.busy && isRead && readText(text)}
           onFile={(chosen) => {
             keepText("");
             setText("");
@@ -156,7 +158,7 @@ export function DiagnoseArea({ params }) {
           <button
             type="button"
             class="button primary"
-            disabled={!(text.trim() || file) || state.busy}
+            disabled={!(text.trim() || file) || state.busy || !isRead}
             onClick={() => (text.trim() ? readText(text) : read(file, file.name))}
           >
             {t("diagnose.read")}
@@ -288,22 +290,22 @@ function HintFields({ hints, setHints, lists }) {
   return (
     <>
       <Picker
-        isOptional
         label={t("model")}
         value={hints.model}
+        problem={nameFault(t, "model", hints.model)}
         options={modelOptions(lists.models)}
         placeholder="org/name"
         onPick={(model) => setHints({ ...hints, model })}
       />
       <Picker
-        isOptional
         label={t("gpu")}
         value={hints.gpu}
+        problem={nameFault(t, "gpu", hints.gpu)}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
         onPick={(gpu) => setHints({ ...hints, gpu })}
       />
-      <NumberField label={t("gpus")} value={hints.gpus} placeholder={t("auto")} onChange={(gpus) => setHints({ ...hints, gpus })} />
+      <NumberField isOptional kind="whole" label={t("gpus")} limits={LIMITS.gpus} value={hints.gpus} placeholder={t("auto")} onChange={(gpus) => setHints({ ...hints, gpus })} />
       <TextField
         label={t("diagnose.command")}
         value={hints.command}

@@ -1,16 +1,18 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine, inLanes } from "../engine.js";
-import { Button, ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
+import { Button, ErrorNote, Picker, SizeField, TextField, VerdictBadge, problemWith } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
-import { cardQuestionOf, isExample, readLength } from "../setup.js";
+import { LIMITS, cardsOffered, faultOf, nameFault, readField, sizeFault } from "../limits.js";
+import { cardQuestionOf, isExample, withUnit } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { GIB, count, gib, heldOf, memoryOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
 const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
+const READ = { context: ["length", "want_context"], users: ["whole", "want_users"], gpus: ["whole", "gpus"] };
 const BATCH = 12;
 // As long as a pause in typing: every question plans hundreds of models.
 const REST_MS = 900;
@@ -66,10 +68,9 @@ export function ModelsArea({ params, active }) {
   }, [params, active]);
   const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, models: 0, error: null, for: null });
   const abort = useRef(null);
-  const context = readLength(asked.context);
-  const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
-  const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
-  const isRead = Boolean(context && users && gpus);
+  const [context, users, gpus] = Object.entries(READ).map(([name, [kind, limits]]) => readField(kind, asked[name], LIMITS[limits]));
+  const nameProblem = nameFault(t, "gpu", asked.gpu) || nameFault(t, "words", asked.words);
+  const isRead = Boolean(context && users && gpus) && !nameProblem && !sizeFault(t, "gpu_used", asked.gpu_used);
   const ready = asked.gpu && isRead && lists.models.length > 0 && lists.gpus.length > 0;
   useEffect(() => {
     if (active && isRead) keepAddress(addressOf("models", new URLSearchParams(Object.entries(asked).filter(([, text]) => text))));
@@ -79,7 +80,7 @@ export function ModelsArea({ params, active }) {
     const mine = (abort.current = new AbortController());
     const groups = families(lists.models, asked.words, gpus * (parseFloat(memoryOf(lists.gpus, asked.gpu)) || Infinity));
     const order = new Map(groups.flat().map((name, at) => [name, at]));
-    const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, words: asked.words || null, language: t.language };
+    const question = { gpu: asked.gpu, gpus, gpu_used: withUnit(asked.gpu_used) || null, context, users, words: asked.words || null, language: t.language };
     // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
     const isKept = (row) => row.asked.gpu === asked.gpu && row.asked.gpus === asked.gpus && order.has(row.name);
     const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
@@ -125,11 +126,12 @@ export function ModelsArea({ params, active }) {
   const fitting = rows.filter((row) => !isSpecial(row));
   const special = rows.filter(isSpecial);
   const busy = ready && state.done < state.all;
-  const field = (name, label, valid = true) => (
+  const offered = cardsOffered(state.error);
+  const field = (name, label) => (
     <TextField
       label={t(label)}
       value={asked[name]}
-      problem={valid ? "" : t(name === "context" ? "unread.length" : "unread.users")}
+      problem={READ[name] ? faultOf(t, READ[name][0], asked[name], LIMITS[READ[name][1]]) : nameFault(t, "words", asked[name])}
       onInput={(text) => setAsked({ ...asked, [name]: text })}
     />
   );
@@ -145,12 +147,19 @@ export function ModelsArea({ params, active }) {
             value={asked.gpu}
             options={gpuOptions(lists.gpus)}
             placeholder="rtx4090, 24GiB"
+            problem={nameFault(t, "gpu", asked.gpu) || problemWith(state.error, `'${asked.gpu}'`) || (offered && state.error.message)}
             onPick={(gpu) => setAsked({ ...asked, gpu })}
           />
-          {field("gpus", "gpus", gpus)}
-          <UsedField value={asked.gpu_used} onChange={(gpu_used) => setAsked({ ...asked, gpu_used })} />
-          {field("context", "models.context", context)}
-          {field("users", "models.users", users)}
+          {field("gpus", "gpus")}
+          <SizeField
+            name="gpu_used"
+            value={asked.gpu_used}
+            placeholder="0, 2GiB"
+            problem={problemWith(state.error, "--gpu-used")}
+            onChange={(gpu_used) => setAsked({ ...asked, gpu_used: gpu_used ?? "" })}
+          />
+          {field("context", "models.context")}
+          {field("users", "models.users")}
           {field("words", "models.filter")}
         </div>
         {busy && (
@@ -162,7 +171,11 @@ export function ModelsArea({ params, active }) {
             <Button kind="small" onClick={stopped}>{t("models.stop")}</Button>
           </div>
         )}
+        <p class="hint">{t("read.k")}</p>
         <ErrorNote error={state.error} />
+        {offered && (
+          <Button kind="small" onClick={() => setAsked({ ...asked, gpu: offered.gpu, gpus: String(offered.gpus) })}>{t("gpu.take", offered)}</Button>
+        )}
         {!asked.gpu && <p class="note">{t("models.choose")}</p>}
         {!busy && state.for === asked && state.rows.length > 0 && (
           <p role="status">{t("models.count", { fit: state.rows.length, all: state.models })}</p>
@@ -188,11 +201,12 @@ const shownName = ({ name, ids }, { words }) =>
   !ids[0] || words.toLowerCase().split(/\s+/).every((word) => name.includes(word)) ? name : ids[0].split("/").pop();
 
 const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
-  const wish = { want_context: readLength(context), want_users: users.trim() };
+  const length = readField("length", context, LIMITS.want_context);
+  const wish = { want_context: length, want_users: users.trim() };
   const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
   params.set("gpus", gpus);
   if (gpu_used) params.set("gpu_used", gpu_used);
-  const words = row.command?.slice(3) ?? [`--max-model-len`, String(readLength(context))];
+  const words = row.command?.slice(3) ?? [`--max-model-len`, String(length)];
   const found = words.filter((word) => word.startsWith("--")).map((word) => word.slice(2).replaceAll("-", "_"));
   if (found.length) params.set("found", found.join());
   words.forEach((word, at) => {

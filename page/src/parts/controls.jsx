@@ -1,5 +1,6 @@
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
-import { readCount, readLength } from "../setup.js";
+import { faultOf, readField, sizeFault } from "../limits.js";
+import { readCount, withUnit } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count } from "../units.js";
 
@@ -134,8 +135,11 @@ export function Field({ id, label, kind = "", onReset, problem, children }) {
 const wrong = (id, problem) => problem && { "aria-invalid": true, "aria-describedby": `${id}-problem` };
 
 // The engine names what it refuses: the field of that name shows it.
-export const problemWith = (error, name) =>
-  error?.message.split(/[^\w'./-]+/).includes(name) ? [error.message, error.hint].filter(Boolean).join(" · ") : "";
+export function problemWith(error, name, field) {
+  if (!error) return "";
+  const named = error.field ? error.field === field : (error.source ?? error.message).split(/[^\w'./-]+/).includes(name);
+  return named ? [error.message, error.hint].filter(Boolean).join(" · ") : "";
+}
 
 // A line of text; `onInput` follows every letter, `onChange` waits until the field is left.
 export function TextField({ label, onReset, problem, ...input }) {
@@ -148,33 +152,33 @@ export function TextField({ label, onReset, problem, ...input }) {
   );
 }
 
-const READ = { number: (text) => (/^\s*\d+(\.\d+)?\s*$/.test(text) ? Number(text) : null), flag: readCount, length: readLength };
-
 // A number, a flag of vLLM or a length, as the command line reads it; what is none stays in sight, with the reason.
-export function NumberField({ label, value, onChange, placeholder, kind = "number" }) {
+// Where it stands for nothing, the field may be empty.
+export function NumberField({ label, value, onChange, placeholder, kind = "number", limits, isOptional, problem: refused }) {
   const t = useText();
-  const problem = value === "" || READ[kind](String(value)) !== null ? "" : t(`unread.${kind}`);
-  return <TextField {...{ label, value, placeholder, problem }} inputMode="decimal" onInput={(text) => onChange(READ[kind](text) ?? text)} />;
+  const problem = refused || (isOptional && value === "" ? "" : faultOf(t, kind, value, limits));
+  return (
+    <TextField {...{ label, value, placeholder, problem }} inputMode="decimal" onInput={(text) => onChange(readField(kind, text, limits) ?? text.trim())} />
+  );
 }
 
-// What a desktop and other programs hold of one GPU: a plain number is GiB.
-export function UsedField({ value, problem, onChange }) {
+// A size by the name of its field: a plain number is GiB, and stays so in sight.
+export function SizeField({ name, value, problem, placeholder, onChange }) {
   const t = useText();
-  const withUnit = (text) => (/^\d+(\.\d+)?$/.test(text) ? `${text}GiB` : text);
   return (
     <TextField
-      label={t("gpu_used")}
-      problem={problem}
-      value={(value ?? "").replace(/\s*GiB$/, "")}
-      placeholder="0, 2GiB"
-      onChange={(text) => onChange(withUnit(text.trim()))}
+      label={t(name)}
+      problem={sizeFault(t, name, value) || problem}
+      value={value ?? ""}
+      placeholder={placeholder}
+      onChange={(text) => onChange(withUnit(text) || null)}
     />
   );
 }
 
-// A text field that offers what is known and takes anything else as it is written; `isClosed` takes what is known alone,
-// and `isOptional` may be empty. A text with a space is a search: where it leaves one option, Enter takes that.
-export function Picker({ label, value, options, onPick, placeholder, hint, problem, isClosed, isOptional }) {
+// A text field that offers what is known and takes anything else as it is written, nothing too; `isClosed` takes what is
+// known alone. A text with a space is a search: where it leaves one option, Enter takes that.
+export function Picker({ label, value, options, onPick, placeholder, hint, problem, isClosed }) {
   const id = useId();
   const t = useText();
   const [text, setText] = useState(value);
@@ -195,8 +199,8 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
     edited.current = false;
     setOpen(false);
     setAt(-1);
-    setText(taken || isOptional ? taken : value);
-    if (taken !== value && (taken || isOptional)) onPick(taken);
+    setText(taken || !isClosed ? taken : value);
+    if (taken !== value && (taken || !isClosed)) onPick(taken);
   };
   // What Enter takes of a written text: the marked option, the first of a closed list, the only one of a search.
   const taken = (written) => {
@@ -316,7 +320,8 @@ function thousands(typed) {
 }
 
 // A slider with the number beside it. `stops` turn its even travel into the values that make sense (powers of two, say).
-// What is typed is read as the command line reads it; what is no number goes to the engine, which says what is wrong.
+// What is typed is read as the command line reads it; what is no number goes to the engine, which says what is wrong. An
+// emptied field has its default again.
 export function Slider({ label, value, stops, onMove, onReset, problem, format = String, unit }) {
   const id = useId();
   const at = nearest(stops, value);
@@ -327,7 +332,7 @@ export function Slider({ label, value, stops, onMove, onReset, problem, format =
     if (typed?.trim()) {
       onMove(readCount(typed) ?? typed.trim());
       setRead(thousands(typed.trim()));
-    }
+    } else if (typed !== null) onReset?.();
     setTyped(null);
   };
   return (

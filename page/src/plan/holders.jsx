@@ -3,6 +3,7 @@ import { addressOf, keepStep } from "../address.js";
 import { engine, inLanes } from "../engine.js";
 import { ErrorNote, NumberField, Status, VerdictBadge, reveal, useFold } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
+import { LIMITS, faultIn } from "../limits.js";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
@@ -34,7 +35,7 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
     }
   };
   useEffect(() => {
-    if (!fold.open || !context) return undefined;
+    if (!fold.open || !context || faultIn(t, { ...setup, gpu: setup.gpu || "any" })) return undefined;
     const abort = new AbortController();
     const timer = setTimeout(async () => {
       setState({ rows: [], done: 0, error: null });
@@ -60,7 +61,7 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
       <p class="hint"><a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a></p>
       <ErrorNote error={state.error} />
       {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
-      <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={(usd) => onChange({ ...setup, budget: usd === "" ? null : String(usd) })} />}</div>
+      <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} isOptional limits={LIMITS.budget} placeholder={t("holders.no_limit")} onChange={(usd) => onChange({ ...setup, budget: usd === "" ? null : String(usd) })} />}</div>
       {context && state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>
   );

@@ -1,7 +1,8 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
 import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge, useFold } from "../parts/controls.jsx";
-import { requestOf } from "../setup.js";
+import { LIMITS, faultIn, faultOf } from "../limits.js";
+import { requestOf, withUnit } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { atOnce, commandLine, count, gib, held, signed } from "../units.js";
 import { save } from "./picture_file.js";
@@ -171,7 +172,9 @@ export function Pack({ asked, setup, plan, onChange }) {
   const written = setup.pack ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
   const commands = written.split("\n").filter((line) => line.trim());
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
-  const machine = { gpu: setup.gpu, gpu_memory: setup.gpu_memory || null, gpu_used: setup.gpu_used || null };
+  const machine = { gpu: setup.gpu, gpu_memory: withUnit(setup.gpu_memory ?? "") || null, gpu_used: withUnit(setup.gpu_used ?? "") || null };
+  const tooMany = faultOf(t, "whole", gpus, LIMITS.packed_gpus);
+  const fault = faultIn(t, setup)?.message ?? (tooMany ? `${t("gpus")}: ${tooMany}` : commands.length > 8 ? t("pack.most") : "");
   const [state, go] = useAnswer("pack", { ...machine, gpus, commands, language: t.language });
   return (
     <details {...fold}>
@@ -181,7 +184,8 @@ export function Pack({ asked, setup, plan, onChange }) {
         {!setup.pack && <p class="hint">{t("pack.example")}</p>}
         <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => onChange({ ...setup, pack: event.target.value || null })} />
       </div>
-      <Button disabled={!commands.length || commands.length > 8 || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>
+      {fault && <p class="problem">{fault}</p>}
+      <Button disabled={!commands.length || Boolean(fault) || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>
       <ErrorNote error={state.error} />
       {state.answer && (
         <>

@@ -2,6 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
 import { Button, CopyButton, ErrorNote, Status, Tabs } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
+import { faultIn } from "../limits.js";
 import { EMPTY, fromParams, isExample, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { Differences } from "./differences.jsx";
@@ -42,7 +43,7 @@ export function PlanArea({ params, active, fold }) {
     if (active) keepAddress(addressFor(setups.a, setups.b, fold));
   }, [setups, active, fold]);
   const [refused, setRefused] = useState({});
-  const unasked = (setup) => (setup && !setup.gpu ? { message: t("gpu.which") } : null);
+  const unasked = (setup) => setup && faultIn(t, setup);
   const planA = answerTo(usePlan(setups.a), refused.a ?? unasked(setups.a));
   const planB = answerTo(usePlan(setups.b), refused.b ?? unasked(setups.b));
   const draft = useRef(null);

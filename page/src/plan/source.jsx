@@ -1,7 +1,8 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Button, Choice, DropArea, ErrorNote, Field, Picker, ShellText, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
-import { EMPTY, isExample, typed } from "../setup.js";
+import { Button, Choice, DropArea, ErrorNote, NumberField, Picker, SizeField, Status, Tabs, problemWith } from "../parts/controls.jsx";
+import { LIMITS, cardsOffered } from "../limits.js";
+import { EMPTY, isExample, typed, withGpus } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
 
@@ -73,7 +74,7 @@ export function Source({ setup, onChange, onRefused, lists, error, draft }) {
           }}
         />
       )}
-      <Machine setup={setup} onChange={onChange} onRefused={onRefused} lists={lists} error={error} />
+      <Machine setup={setup} onChange={onChange} lists={lists} error={error} />
     </section>
   );
 }
@@ -92,12 +93,12 @@ function ByName({ setup, onChange, lists, error }) {
         value={setup.config ? "" : setup.model}
         options={options}
         placeholder="org/name"
-        problem={problemWith(error, `'${setup.model}'`)}
+        problem={problemWith(error, `'${setup.model}'`, "model")}
         hint={t("model.hint")}
         onPick={(written) => onChange({ ...typed(setup), model: written.replace(HUB, ""), config: null, checkpoint_bytes: null })}
       />
       {setup.config && <p class="hint">{t("config.used", { name: setup.model })}</p>}
-      {!known && setup.model.includes("/") && !setup.config && <HubLookUp key={setup.model} setup={setup} onChange={onChange} />}
+      {!known && setup.model?.includes("/") && !setup.config && <HubLookUp key={setup.model} setup={setup} onChange={onChange} />}
     </>
   );
 }
@@ -255,9 +256,18 @@ export const withServer = (setup, server) => ({
 export const readCommand = async (command) =>
   (await engine.call("read", { text: commandLine(command) })).servers[0];
 
-function Machine({ setup, onChange, onRefused, lists, error }) {
+function Machine({ setup, onChange, lists, error }) {
   const t = useText();
-  const number = useId();
+  const offered = cardsOffered(error);
+  const size = (name, placeholder) => (
+    <SizeField
+      name={name}
+      value={setup[name]}
+      problem={problemWith(error, `--${name.replace("_", "-")}`)}
+      placeholder={placeholder}
+      onChange={(text) => onChange({ ...setup, [name]: text })}
+    />
+  );
   return (
     <div class="machine">
       <Picker
@@ -265,26 +275,23 @@ function Machine({ setup, onChange, onRefused, lists, error }) {
         value={setup.gpu}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
-        problem={setup.gpu ? problemWith(error, `'${setup.gpu}'`) : t("gpu.which")}
-        isOptional
+        problem={problemWith(error, `'${setup.gpu}'`, "gpu") || (offered && error.message)}
         onPick={(gpu) => onChange({ ...setup, gpu, gpu_memory: null })}
       />
-      <Field id={number} label={t("gpus")} kind="narrow" problem={problemWith(error, "--gpus")}>
-        <input
-          id={number}
-          type="number"
-          min="1"
-          max="4096"
-          step="1"
-          value={setup.gpus ?? ""}
-          placeholder={t("auto")}
-          onInput={({ target }) => {
-            if (target.validity.valid) onChange({ ...setup, gpus: Number(target.value) || null });
-            else onRefused({ message: t("unread.gpus") });
-          }}
-        />
-      </Field>
-      <UsedField value={setup.gpu_used} problem={problemWith(error, "--gpu-used")} onChange={(gpu_used) => onChange({ ...setup, gpu_used: gpu_used || null })} />
+      <NumberField
+        isOptional
+        kind="whole"
+        label={t("gpus")}
+        limits={LIMITS.gpus}
+        value={setup.gpus ?? ""}
+        problem={offered ? "" : problemWith(error, "--gpus", "gpus")}
+        placeholder={t("auto")}
+        onChange={(gpus) => onChange(withGpus(setup, gpus === "" ? null : gpus))}
+      />
+      {offered && (
+        <Button kind="small" onClick={() => onChange({ ...setup, ...offered, gpu_memory: null })}>{t("gpu.take", offered)}</Button>
+      )}
+      {size("gpu_used", "0, 2GiB")}
       <Choice
         label="vLLM"
         value={setup.vllm ?? ""}
@@ -294,16 +301,8 @@ function Machine({ setup, onChange, onRefused, lists, error }) {
         ]}
         onPick={(vllm) => onChange({ ...setup, vllm: vllm || null })}
       />
-      {["gpu_memory", "host_memory"].map((name) => (
-        <TextField
-          key={name}
-          label={<ShellText text={t(name)} />}
-          value={setup[name] ?? ""}
-          problem={problemWith(error, `--${name.replace("_", "-")}`)}
-          placeholder={(name === "gpu_memory" && memoryOf(lists.gpus, setup.gpu)) || t("auto")}
-          onChange={(text) => onChange({ ...setup, [name]: text.trim() || null })}
-        />
-      ))}
+      {size("gpu_memory", memoryOf(lists.gpus, setup.gpu) || t("auto"))}
+      {size("host_memory", t("auto"))}
     </div>
   );
 }

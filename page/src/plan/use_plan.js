@@ -1,5 +1,6 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
+import { faultIn } from "../limits.js";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
@@ -8,7 +9,8 @@ const REST_MS = 180;
 // The plan of a setup, kept on the screen until a newer one is there. The picture comes first; fixes, which take a search,
 // follow when the slider rests.
 export function usePlan(setup) {
-  const { language } = useText();
+  const t = useText();
+  const { language } = t;
   const [state, setState] = useState({ plan: null, error: null, busy: true, request: null, speed: null });
   const quick = useRef(null);
   const thorough = useRef(null);
@@ -16,7 +18,7 @@ export function usePlan(setup) {
   timed.current ??= new Newest(0);
   quick.current ??= new Newest();
   thorough.current ??= new Newest(0);
-  const key = setup?.gpu && JSON.stringify({ ...requestOf(setup), language });
+  const key = setup && !faultIn(t, setup) && JSON.stringify({ ...requestOf(setup), language });
   const want = setup?.want_users ? { context: setup.want_context, users: setup.want_users } : null;
   // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
   useLayoutEffect(() => {

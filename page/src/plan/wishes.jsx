@@ -2,9 +2,10 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepStep } from "../address.js";
 import { Newest, engine } from "../engine.js";
 import { Button, ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
-import { cardQuestionOf, readLength, requestOf, typed, withFound } from "../setup.js";
+import { LIMITS, faultIn, faultOf, readField } from "../limits.js";
+import { cardQuestionOf, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { tokensShort } from "../units.js";
+import { count, heldByOne, tokensShort } from "../units.js";
 import { readCommand } from "./source.jsx";
 
 // What is searched for where nothing is typed: shown as a suggestion, and no wish of anybody's before.
@@ -18,33 +19,33 @@ export function Wishes({ setup: shown, onChange, draft }) {
   // A link, or a row of Models, brings its own wish, or none.
   useEffect(() => {
     if (!want_context || !want_users) return void setWish({ context: "", users: "" });
-    const written = want_context % 1024 ? String(want_context) : tokensShort(want_context);
-    if (readLength(wish.context) !== want_context || Number(wish.users) !== want_users)
-      setWish({ context: written, users: String(want_users) });
+    if (lengthOf(wish.context) !== want_context || Number(wish.users) !== want_users)
+      setWish({ context: written(want_context), users: String(want_users) });
   }, [want_context, want_users]);
   const [state, setState] = useState({ busy: false, error: null, answer: null, key: "" });
   const newest = useRef(null);
   newest.current ??= new Newest(0);
-  const context = readLength(wish.context || USUAL.context);
+  const context = lengthOf(wish.context || USUAL.context);
   const users = usersOf(wish.users || USUAL.users);
   const change = (next) => {
     setWish(next);
-    const wanted = { want_context: readLength(next.context || USUAL.context), want_users: usersOf(next.users || USUAL.users) };
+    const wanted = { want_context: lengthOf(next.context || USUAL.context), want_users: usersOf(next.users || USUAL.users) };
     if (wanted.want_context && wanted.want_users) onChange({ ...shown, ...wanted });
   };
-  const take = async ({ command, gpus }, { search }, setup = shown) => {
+  const asks = { context, users };
+  const take = async ({ command, gpus }, { search }, setup = shown, wanted = asks) => {
     const { model, flags } = await readCommand(command);
     const { model: asked, config, checkpoint_bytes } = typed(setup);
     const source = !config && model !== search.model ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
     keepStep();
-    onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
+    onChange(withFound(setup, { ...source, gpus, flags, want_context: wanted.context, want_users: wanted.users }));
   };
-  const search = async (event, keep_model = false) => {
+  const search = async (event, { keep_model = false, on = shown, context = asks.context, users = asks.users } = {}) => {
     event?.preventDefault();
     if (!context || !users) return;
     // A command that was typed and not read yet is what is asked about.
-    const setup = draft.current ? await draft.current() : shown;
-    if (!setup) return;
+    const setup = draft.current ? await draft.current() : on;
+    if (!setup || faultIn(t, setup)) return;
     const key = askedOf(setup, { context, users }, t.language);
     setState({ busy: true, error: null, answer: null, key });
     const { gpus, flags: given } = typed(setup);
@@ -55,7 +56,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
       async (signal) => {
         const request = { ...requestOf(typed(setup)), measured: null, flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
-        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer, setup);
+        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer, setup, { context, users });
         else if (keep_model) onChange(typed(setup));
         return { ...answer, asked: { ...typed(setup), want_context: context, want_users: users } };
       },
@@ -67,6 +68,13 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const asked = askedOf(shown, { context, users }, t.language);
   useEffect(() => void (state.key !== asked && newest.current.cancel()), [asked, state.key]);
   const { busy, error, answer } = state.key === asked ? state : {};
+  // What one card holds instead: asked for as a wish of its own.
+  const searchOnOne = (wanted) => {
+    const on = { ...typed(shown), gpus: 1, want_context: wanted.context, want_users: wanted.users };
+    setWish({ context: written(wanted.context), users: String(wanted.users) });
+    onChange(on);
+    search(null, { on, ...wanted });
+  };
   const stop = () => {
     newest.current.cancel();
     setState({ key: "" });
@@ -87,14 +95,18 @@ export function Wishes({ setup: shown, onChange, draft }) {
   return (
     <form class="panel wishes" aria-label={t("wish.title")} onSubmit={search}>
       <p>{before} {field("context", context)} {between} {field("users", users)} {after}</p>
-      {[!context && "unread.length", !users && "unread.users"].map((key) => key && <p key={key} class="problem">{t(key)}</p>)}
+      {[
+        faultOf(t, "length", wish.context || USUAL.context, LIMITS.want_context),
+        faultOf(t, "whole", wish.users || USUAL.users, LIMITS.want_users),
+      ].map((fault) => fault && <p key={fault} class="problem">{fault}</p>)}
+      <p class="hint">{t("read.k")}</p>
       <div class="row">
-        <button type="submit" class="button primary" disabled={busy || !context || !users}>{t(busy ? "wish.busy" : "wish.find")}</button>
+        <button type="submit" class="button primary" disabled={busy || !context || !users || Boolean(faultIn(t, shown))}>{t(busy ? "wish.busy" : "wish.find")}</button>
         {busy && <Button onClick={stop}>{t("models.stop")}</Button>}
       </div>
       <div aria-live="polite">
         <ErrorNote error={error} />
-        {answer && <Found answer={answer} onTake={take} onKeep={() => search(null, true)} />}
+        {answer && <Found answer={answer} onTake={take} onKeep={() => search(null, { keep_model: true })} onOne={searchOnOne} />}
       </div>
     </form>
   );
@@ -105,10 +117,13 @@ const askedOf = (setup, ...wish) => {
   return JSON.stringify([asked, ...wish]);
 };
 
-const usersOf = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
+const written = (length) => (length % 1024 ? String(length) : tokensShort(length));
+const lengthOf = (text) => readField("length", text, LIMITS.want_context);
+const usersOf = (text) => readField("whole", text, LIMITS.want_users);
 
-function Found({ answer, onTake, onKeep }) {
+function Found({ answer, onTake, onKeep, onOne }) {
   const t = useText();
+  const one = heldByOne(answer.words.one_gpu);
   const { words, search, verdict } = answer;
   return (
     <div class={`note ${VERDICT_CLASS[words.mark]}`}>
@@ -123,6 +138,9 @@ function Found({ answer, onTake, onKeep }) {
         <p><a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a></p>
       )}
       {words.one_gpu && <p>{words.one_gpu}</p>}
+      {one && (
+        <Button kind="small" onClick={() => onOne(one)}>{t("wish.one_gpu", { users: count(one.users), context: count(one.context) })}</Button>
+      )}
       {words.gives_up && <p>{words.gives_up}</p>}
       {words.weighed && <p class="soft">{words.weighed}</p>}
       {search.alternatives.length > 0 && (

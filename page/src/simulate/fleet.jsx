@@ -1,16 +1,17 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
+import { LIMITS, LONGEST, fieldName, readField } from "../limits.js";
 import { ErrorNote, NumberField, TextField } from "../parts/controls.jsx";
 import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-const LIMITS = ["first_token_s", "time_per_token_ms", "budget"];
+const GOALS = ["first_token_s", "time_per_token_ms", "budget"];
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
 
 // How many GPUs of each kind serve the load, and their price: a replay for each card, so it runs when its button is pressed.
-export function Fleet({ load, asked, change, setup, onUse }) {
+export function Fleet({ load, asked, change, setup, isReady, onUse }) {
   const t = useText();
   const { mix, trace } = load;
   const flags = Object.fromEntries(Object.entries(setup.flags).filter(([name]) => !CHOSEN.includes(name)));
@@ -28,7 +29,7 @@ export function Fleet({ load, asked, change, setup, onUse }) {
   const [state, setState] = useState({ key: "", rows: [], busy: false, error: null });
   const newest = useRef("");
   // A link to a count that was made brings its answer.
-  useEffect(() => void (asked.counted === "yes" && run()), []);
+  useEffect(() => void (asked.counted === "yes" && isRead && run()), []);
   const run = async () => {
     newest.current = key;
     change("counted")("yes");
@@ -49,15 +50,16 @@ export function Fleet({ load, asked, change, setup, onUse }) {
   };
   const { rows, busy, error } = state.key === key ? state : { rows: [] };
   const field = (name) => (
-    <NumberField label={t(`fleet.${name}`)} value={asked[name]} placeholder={t("holders.no_limit")} onChange={change(name)} />
+    <NumberField isOptional label={t(`fleet.${name}`)} value={asked[name]} limits={LIMITS[name]} placeholder={t("holders.no_limit")} onChange={change(name)} />
   );
-  const isRead = LIMITS.every((name) => asked[name] === "" || Number(asked[name]) > 0);
+  const isRead = isReady && GOALS.every((name) => asked[name] === "" || readField("number", asked[name], LIMITS[name]) !== null);
+  const isLong = cards.some((name) => name.length > LONGEST.gpu);
   return (
     <details class="fold" open={asked.counted === "yes"}>
       <summary>{t("fleet.title")}</summary>
-      <div class="grid-fields">{LIMITS.map(field)}</div>
-      <TextField label={t("fleet.cards")} value={asked.cards} onInput={change("cards")} />
-      <button type="button" class="button" disabled={busy || !isRead || !cards.length || !(mix || trace)} onClick={run}>
+      <div class="grid-fields">{GOALS.map(field)}</div>
+      <TextField label={t("fleet.cards")} value={asked.cards} problem={isLong ? t("unread.long", { name: fieldName(t, "gpu"), most: LONGEST.gpu }) : ""} onInput={change("cards")} />
+      <button type="button" class="button" disabled={busy || !isRead || isLong || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
       </button>
       <ErrorNote error={error} />

@@ -1,8 +1,9 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress, keepStep } from "../address.js";
 import { engine } from "../engine.js";
-import { Button, DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle, reveal } from "../parts/controls.jsx";
+import { Button, DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle, problemWith, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
+import { LIMITS, faultIn, inFieldNames, readField } from "../limits.js";
 import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
@@ -47,7 +48,7 @@ function readLoad(params) {
   for (const name of Object.keys(LOAD)) {
     const text = params.get(`s.${name}`);
     if (text === null) continue;
-    load[name] = NUMBERS.includes(name) ? Number(text) || LOAD[name] : text;
+    load[name] = NUMBERS.includes(name) && /^-?\d+(\.\d+)?$/.test(text) ? Number(text) : text;
   }
   return load;
 }
@@ -62,13 +63,11 @@ function loadParams(load, setup) {
 const wishOf = ({ want_context, want_users }) =>
   want_context && want_users ? { load: "users", users: want_users, prompt_tokens: Math.max(want_context - LOAD.output_tokens, 1) } : {};
 
-const given = (value) => (Number(value) > 0 ? Number(value) : null);
+const given = (value) => (value === "" ? null : value);
 
 function requestFor(load, setup, trace) {
-  const own =
-    load.pool === "plan"
-      ? { plan: requestOf(setup), blocks: null }
-      : { plan: null, blocks: given(load.blocks), step_ms: given(load.step_ms) };
+  // Flags of a plan are planned with it, which refuses what Plan refuses.
+  const own = load.pool === "plan" ? { plan: requestOf(withSchedulerFlags(setup, load)), blocks: null } : blocksOf(load);
   const { requests, rate_per_s, users, think_s, prompt_tokens, output_tokens } = load;
   const spread = load.spread === "yes";
   // Each user asks some times, so that the replay sees how they wait.
@@ -77,11 +76,32 @@ function requestFor(load, setup, trace) {
     trace: load.load === "trace" ? trace : null,
     mix: load.load === "trace" ? null : { ...arrivals, prompt_tokens, output_tokens, spread },
     ...own,
-    max_num_seqs: given(load.max_num_seqs),
-    max_num_batched_tokens: given(load.max_num_batched_tokens),
-    block_size: given(load.block_size),
   };
 }
+
+const SCHEDULER = ["max_num_seqs", "max_num_batched_tokens"];
+const withSchedulerFlags = (setup, load) => SCHEDULER.reduce((now, name) => (load[name] === "" ? now : withFlag(now, name, load[name])), setup);
+const blocksOf = (load) => ({
+  plan: null,
+  ...Object.fromEntries(BLOCKS.map((name) => [name, given(load[name])])),
+});
+const BLOCKS = ["blocks", "step_ms", ...SCHEDULER, "block_size"];
+
+// The fields of a load, each with how it is read; `isOptional` may be empty.
+const KINDS = { requests: "whole", users: "whole", prompt_tokens: "length", output_tokens: "length", blocks: "whole" };
+const shownFields = (load) => [
+  ...({ trace: [], users: ["users", "think_s", "prompt_tokens", "output_tokens"] }[load.load] ?? ["requests", "rate_per_s", "prompt_tokens", "output_tokens"]),
+  ...(load.pool === "plan" ? SCHEDULER : BLOCKS),
+];
+const fieldOf = (name, pool) =>
+  SCHEDULER.includes(name) || name === "block_size"
+    ? { kind: "flag", isOptional: true, limits: pool === "plan" ? undefined : LIMITS[name] }
+    : { kind: KINDS[name] ?? "number", limits: LIMITS[name] };
+const isReadable = (load) =>
+  shownFields(load).every((name) => {
+    const { kind, limits, isOptional } = fieldOf(name, load.pool);
+    return (isOptional && load[name] === "") || readField(kind, load[name], limits) !== null;
+  });
 
 export function SimulateArea({ params, active }) {
   const t = useText();
@@ -110,8 +130,10 @@ export function SimulateArea({ params, active }) {
   useEffect(() => {
     if (active) keepAddress(addressOf("simulate", loadParams(load, setup)));
   }, [load, setup, active]);
+  const fault = load.pool === "plan" ? faultIn(t, setup) : null;
   // A second setting is laid over the first.
   const run = async (asked = load, beside = false) => {
+    if (fault || !isReadable(asked)) return;
     abort.current?.abort();
     const mine = (abort.current = new AbortController());
     setState({ busy: true, error: null });
@@ -129,6 +151,8 @@ export function SimulateArea({ params, active }) {
       setState({ busy: false, error });
     }
   };
+  // What was refused of other fields is not wrong with these.
+  useEffect(() => setState((now) => (now.error ? { ...now, error: null } : now)), [load, setup]);
   const stop = () => {
     abort.current.abort();
     setState({ busy: false, error: null });
@@ -155,9 +179,7 @@ export function SimulateArea({ params, active }) {
     if (file.size > 32 * 2 ** 20) setState({ busy: false, error: { message: t("trace.too_big") } });
     else setTrace({ text: await file.text(), name: file.name });
   };
-  const isRead = [...NUMBERS.map((name) => load[name]), ...FIELDS.map((name) => setup.flags[name] ?? "")].every(
-    (value) => value === "" || typeof value === "number",
-  );
+  const isRead = isReadable(load) && !fault && FIELDS.every((name) => typeof (setup.flags[name] ?? 0) === "number");
   const ready = isRead && (load.load !== "trace" || Boolean(trace.text.trim()));
   return (
     <div class="simulate-area">
@@ -196,25 +218,29 @@ export function SimulateArea({ params, active }) {
           ]}
         />
         {load.pool === "plan" ? (
-          <PoolOfPlan setup={setup} onChange={setSetup} lists={lists} />
+          <PoolOfPlan setup={setup} onChange={setSetup} lists={lists} error={fault ?? state.error} />
         ) : (
           <div class="grid-fields">
-            <NumberField label={t("simulate.blocks")} value={load.blocks} onChange={change("blocks")} />
-            <NumberField label={t("simulate.step_ms")} value={load.step_ms} onChange={change("step_ms")} />
+            {["blocks", "step_ms"].map((name) => (
+              <NumberField key={name} {...fieldOf(name, load.pool)} label={t(`simulate.${name}`)} value={load[name]} onChange={change(name)} />
+            ))}
           </div>
         )}
         <div class="grid-fields">
           {["max_num_seqs", "max_num_batched_tokens", ...(load.pool === "plan" ? [] : ["block_size"])].map((name) => (
             <NumberField
               key={name}
-              kind="flag"
+              {...fieldOf(name, load.pool)}
               label={`--${name.replaceAll("_", "-")}`}
+              problem={problemWith(state.error, `--${name.replaceAll("_", "-")}`)}
               value={load[name]}
               placeholder={(load.pool === "plan" && setup.flags[name]) || t("flag.default")}
               onChange={change(name)}
             />
           ))}
         </div>
+        <p class="hint">{t("read.k")}</p>
+        {fault && !["model", "gpu"].includes(fault.field) && <p class="problem">{fault.message}</p>}
         <div class="row">
           <Button kind="primary" disabled={!ready} onClick={() => run()}>{t(state.busy ? "simulate.busy" : "simulate.run")}</Button>
           {state.busy && <Button onClick={stop}>{t("models.stop")}</Button>}
@@ -234,6 +260,7 @@ export function SimulateArea({ params, active }) {
             asked={load}
             change={change}
             setup={setup}
+            isReady={ready}
             onUse={(row) => {
               keepStep();
               setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null });
@@ -286,7 +313,7 @@ function MixFields({ load, change }) {
   return (
     <div class="grid-fields">
       {[...(load.load === "users" ? ["users", "think_s"] : ["requests", "rate_per_s"]), "prompt_tokens", "output_tokens"].map((name) => (
-        <NumberField key={name} kind={name.endsWith("tokens") ? "length" : "number"} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
+        <NumberField key={name} {...fieldOf(name, load.pool)} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
       ))}
       {load.load === "users" && <p class="hint">{t("mix.users_hint")}</p>}
       <Toggle plain label={t("mix.spread")} value={load.spread === "yes"} onPick={(on) => change("spread")(on ? "yes" : "no")} />
@@ -336,33 +363,36 @@ function Carried({ setup, onChange }) {
     <div class="note">
       <p>
         {t("simulate.carried")}{" "}
-        <code><ShellText text={words.replaceAll("'", "")} /></code>
+        <code><ShellText text={inFieldNames(t, words.replaceAll("'", ""))} /></code>
       </p>
       <Button kind="small" onClick={() => onChange(cleared)}>{t("simulate.clear")}</Button>
     </div>
   );
 }
 
-function PoolOfPlan({ setup, onChange, lists }) {
+function PoolOfPlan({ setup, onChange, lists, error }) {
   const t = useText();
   return (
     <>
       <Picker
         label={t("model")}
-        value={setup.model}
+        value={setup.model ?? ""}
         options={modelOptions(lists.models)}
+        problem={problemWith(error, `'${setup.model}'`, "model")}
         onPick={(model) => onChange({ ...setup, model, config: null })}
       />
       <div class="grid-fields">
-        <Picker label={t("gpu")} value={setup.gpu} options={gpuOptions(lists.gpus)} onPick={(gpu) => onChange({ ...setup, gpu })} />
+        <Picker label={t("gpu")} value={setup.gpu} options={gpuOptions(lists.gpus)} problem={problemWith(error, `'${setup.gpu}'`, "gpu")} onPick={(gpu) => onChange({ ...setup, gpu })} />
         {FIELDS.map((name) => (
           <NumberField
             key={name}
+            isOptional
             kind="flag"
             label={`--${name.replaceAll("_", "-")}`}
+            problem={problemWith(error, `--${name.replaceAll("_", "-")}`)}
             value={setup.flags[name] ?? ""}
             placeholder={t("flag.default")}
-            onChange={(value) => onChange(withFlag(setup, name, value || undefined))}
+            onChange={(value) => onChange(withFlag(setup, name, value))}
           />
         ))}
       </div>

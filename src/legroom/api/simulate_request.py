@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.explain.catalog_entries import title_of_label
 from legroom.simulation.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     values: dict[str, Any] = {}
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
-            why = f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool to simulate"
+            why = f"this deployment does not start ({title_of_label(plan.reason)}), so there is no pool to simulate"
             raise LegroomError(why, "plan it for the flags that fix it, or give the number of blocks")
         from legroom.simulation.from_plan import planned_scheduler
 

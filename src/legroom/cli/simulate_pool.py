@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.shared_options import described_machine, described_server
 from legroom.errors import LegroomError
+from legroom.explain.catalog_entries import title_of_label
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -166,7 +167,7 @@ def _planned_settings(
         hint = (
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do"
         )
-        why = f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool"
+        why = f"this deployment does not start ({title_of_label(plan.reason)}), so there is no pool"
         raise LegroomError(why, hint)
     taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []

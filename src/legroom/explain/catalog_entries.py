@@ -53,6 +53,12 @@ def entries_of_label(label: str) -> tuple[catalog.Entry, ...]:
     return (*own, *(known for known in every if label in known.also))
 
 
+def title_of_label(label: str) -> str:
+    """The title of the label's first entry; the label as words where the catalog has none."""
+    known = entries_of_label(label)
+    return known[0].title.en if known else label.replace("_", " ")
+
+
 def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog.Entry:
     """The label's entry whose signatures have most of these log messages; the entry with the id `default` if none."""
 

@@ -87,10 +87,11 @@ _RARE: Mapping[str, str] = {
     "gpus": "{} GPUs",
     "media": "the encoder of {}",
     "weights": "{} weights",
+    "fp8_marlin": "FP8 weights that vLLM runs through its Marlin kernel",
     "memory": "{} memory",
     "runner": "the {} runner",
 }
-"""How a hardly known property is named; others are named by their value."""
+"""How a rarely measured property is named; others are named by their value."""
 
 
 def band_basis_text(plan: Plan) -> str:
@@ -102,15 +103,15 @@ def band_basis_text(plan: Plan) -> str:
         return f"Nine of ten true values lie in this range ({starts})."
     names = ", ".join(_property_text(*each) for each in rare)
     if not all(known_starts(*each)[1] for each in rare):
-        return f"No start of this kind was ever measured; the range is wide. Hardly known: {names}."
-    return f"Nine of ten true values lie in this range ({starts} as little known). Hardly known: {names}."
+        return f"No start of this kind was ever measured; the range is wide. Rarely measured so far: {names}."
+    return f"Nine of ten true values lie in this range ({starts}, as rarely measured as this one). Rare: {names}."
 
 
 def _property_text(kind: str, value: str) -> str:
     """A property of a deployment in words: `kind`, such as `card`, and its value, such as a GPU family."""
     if kind == "card":
         return f"{_FAMILIES[value]} cards"
-    return _RARE.get(kind, "{}").format(value.replace("+", " with "))
+    return _RARE.get(value, _RARE.get(kind, "{}")).format(value.replace("+", " with "))
 
 
 def short_model_name(model_name: str) -> str:

@@ -30,22 +30,22 @@ def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
     if timeline.rejections:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
         lines += [f"  {rejection.id}: {rejection.why}" for rejection in timeline.rejections[:5]]
-    lines += [line for step in _next_steps(load) for line in ("", *wrap(step, style.width))]
+    lines += [line for step in _next_steps(load, _CHOOSING) for line in ("", *wrap(step, style.width))]
     return "\n".join(lines) + "\n"
 
 
 def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) -> dict[str, Any]:
     """The verdict, the figures and the notes of `legroom simulate`, for the page."""
     figures = [{"name": name, "text": text} for name, text in _timeline_rows(timeline, load)]
-    return {"headline": _headline(timeline, load), "figures": figures, "notes": [*_next_steps(load), *notes]}
+    steps = _next_steps(load, "the count of GPUs on this page tries servers, splits and larger cards")
+    return {"headline": _headline(timeline, load), "figures": figures, "notes": [*steps, *notes]}
 
 
-def _next_steps(load: LoadVerdict) -> Iterator[str]:
+def _next_steps(load: LoadVerdict, tools: str) -> Iterator[str]:
     """Sentences: that a short load proves little, and what to do about a load that is not held."""
     if load.sustained is False:
         yield _UNSUSTAINED
     if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
-        tools = "legroom simulate --choose --ttft S tries flags, replicas and larger cards"
         yield f"to hold it: {tools}; legroom guard refuses what would only wait, with Retry-After"
 
 
@@ -59,6 +59,7 @@ def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
     return svg.render(draw_rows(svg, y, _timeline_rows(timeline, load)) + 24)
 
 
+_CHOOSING = "legroom simulate --choose --ttft S tries flags, replicas and larger cards"
 _UNSUSTAINED = "The load ends before the server is full. If it went on at this rate, the server would fall behind."
 _VERDICTS = {
     "holds": "Holds the load",
@@ -137,7 +138,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
             figures.append((name, _percentiles_text(seconds[key], "s") + "  (estimated)"))
         if tally.finished:
             figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
-        figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
+        rate = f"{timeline.output_tokens_per_s:,.0f} output tokens/s from the first arrival to the last answer"
+        figures.append(("throughput", f"{rate}  (estimated)"))
     waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
     return [*figures, ("wasted slots", waste)]
 

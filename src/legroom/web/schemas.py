@@ -9,6 +9,10 @@ _REQUESTS = dict.fromkeys(("math", "speed"), "PlanRequest")
 _REQUESTS |= dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest")
 """Endpoints whose request schema is not named after them."""
 _MAX_DEPTH = 60
+_LIMITS = {"minimum": "{:,} or more", "maximum": "{:,} at most", "exclusiveMinimum": "more than {:,}"}
+_LIMITS |= {"minLength": "{:,} characters or more", "maxLength": "{:,} characters at most"}
+_LIMITS |= {"minItems": "{:,} entries or more", "maxItems": "{:,} entries at most"}
+"""How a limit of a schema reads."""
 
 
 def request_name(endpoint: str) -> str:
@@ -28,12 +32,24 @@ def schemas() -> dict[str, Any]:
 
 
 def check_request(endpoint: str, request: Any) -> str:
-    """The first violation of the endpoint's schema as text; empty where there is none, or no jsonschema to find it."""
+    """What the request has against the endpoint's schema, in words; empty for nothing, or no jsonschema to find it."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    validator = _schema_validator(endpoint)
-    error = next(validator.iter_errors(request), None) if validator else None
-    return f"{error.json_path.removeprefix('$.')}: {error.message}".removeprefix("$: ") if error else ""
+    if not (validator := _schema_validator(endpoint)) or (error := _best_match(validator, request)) is None:
+        return ""
+    where, limit = error.json_path.removeprefix("$").removeprefix("."), error.validator_value
+    if rule := _LIMITS.get(error.validator):
+        return f"{where} takes {rule.format(limit)}"
+    if error.validator == "type":
+        return f"{where or 'it'} takes {' or '.join([limit] if isinstance(limit, str) else limit)}"
+    return f"{where}: {error.message}".removeprefix(": ")
+
+
+def _best_match(validator: Any, request: Any) -> Any:
+    """The violation that says most: inside the alternative that was meant, not that no alternative fits."""
+    from jsonschema.exceptions import best_match
+
+    return best_match(validator.iter_errors(request))
 
 
 @cache

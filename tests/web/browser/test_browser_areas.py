@@ -59,7 +59,7 @@ def test_what_a_plan_brings_along_is_shown_and_can_be_left_out(served, open_page
     carried = page.locator(".load .note")
     carried.wait_for()
     assert all(
-        words in carried.inner_text() for words in ("--kv-cache-dtype fp8", "--gpu-used 1GiB", "--max-num-seqs 7")
+        words in carried.inner_text() for words in ("--kv-cache-dtype fp8", "“In use”: 1GiB", "--max-num-seqs 7")
     )
     page.get_by_role("button", name="Leave these out").click()
     wait_until(page, "!location.hash.includes('kv_cache_dtype') && location.hash.includes('max_model_len=8192')")
@@ -277,3 +277,53 @@ def test_a_budget_that_is_no_number_is_told_and_the_cheapest_comes_first(served,
     page.reload()
     page.wait_for_selector(".fold[open] tbody tr:nth-child(2)")
     assert page.get_by_label("GPUs to compare").input_value() == "h100, a100-80gb"
+
+
+def test_simulate_refuses_the_flags_that_plan_refuses(served, open_page):
+    page = open_page(
+        f"{served.url}#/simulate?model=llama-3.1-8b&gpu=h100&max_model_len=8192&s.requests=20", errors_are_fine=True
+    )
+    replay = page.get_by_role("button", name="Replay")
+    for flag in ("--max-num-seqs", "--max-num-batched-tokens"):
+        page.get_by_label(flag).fill("-1")
+        replay.click()
+        page.wait_for_selector(".simulation .note.bad")
+        assert f"{flag} -1 is out of range" in page.inner_text(".simulation .note.bad")
+        page.get_by_label(flag).fill("")
+        assert page.locator(".simulation .note.bad").count() == 0
+    page.get_by_label("--max-num-batched-tokens").fill("99999999")
+    replay.click()
+    page.wait_for_selector(".simulation .note.bad")
+    assert "does not start" in page.inner_text(".simulation .note.bad")
+
+
+def test_simulate_names_the_limits_of_a_load_and_sends_nothing_beyond_them(served, open_page):
+    page = open_page(f"{served.url}#/simulate?model=llama-3.1-8b&gpu=h100", language="zh")
+    replay = page.get_by_role("button", name="重放")
+    for label, typed, told in (
+        ("请求数", "", "请填 1 到 50,000 的整数。"),
+        ("请求数", "2.5", "请填 1 到 50,000 的整数。"),
+        ("每秒请求数", "9999999", "请填 0.001 到 100,000 的数字。"),
+        ("输出 token", "", "请填 1 到 1,000,000 的 token 长度，如 4096 或 32k（32,768）。"),
+    ):
+        field = page.get_by_label(label, exact=True)
+        before = field.input_value()
+        field.fill(typed)
+        assert page.inner_text(".load .problem") == told
+        assert field.input_value() == typed and replay.is_disabled()
+        field.fill(before)
+        assert replay.is_enabled()
+
+
+def test_models_keeps_an_emptied_card_empty_and_names_its_limits(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=abc&users=1000000000&context=999999999999", errors_are_fine=True)
+    wait_until(page, "document.querySelectorAll('.models-area .problem').length === 2")
+    assert page.locator(".models-area .problem").all_inner_texts() == [
+        "A length from 1 to 100,000,000 tokens, like 4096 or 32k (32,768).",
+        "A whole number from 1 to 1,000,000.",
+    ]
+    card = page.get_by_role("combobox", name="GPU")
+    card.fill("")
+    page.keyboard.press("Tab")
+    assert card.input_value() == ""
+    assert "Which card?" in page.inner_text(".models-area .note")

@@ -224,7 +224,7 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
     page = open_page(
         f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
     )
-    assert "--gpu-used 0" in verdict(page)
+    assert "“In use”: 0" in verdict(page)
     page.get_by_label("In use").fill("0")
     page.keyboard.press("Tab")
     wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
@@ -750,3 +750,85 @@ def test_the_models_of_a_card_are_planned_two_lists_at_a_time(served, open_page)
     assert len(held) == 2
     for each in held:
         each.fulfill(json={"models": [], "too_large": []})
+
+
+def test_a_list_of_cards_offers_the_smaller_one_twice(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090, rtx3090", errors_are_fine=True)
+    page.wait_for_selector(".note.bad")
+    assert "“GPU”: rtx3090, “How many”: 2" in page.inner_text(".results .note.bad")
+    page.get_by_role("button", name="Take 2 × rtx3090").click()
+    assert "2 x NVIDIA GeForce RTX 3090" in verdict(page)
+
+
+def test_what_was_typed_stays_beside_the_limits_of_its_field(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    for typed in ("1000000", "0", "-1", "2.5"):
+        page.get_by_label("How many").fill(typed)
+        wait_until(
+            page,
+            "document.querySelector('.results .note.bad')?.innerText === 'How many: A whole number from 1 to 4,096.'",
+        )
+        assert page.get_by_label("How many").input_value() == typed
+    page.get_by_label("How many").fill("")
+    verdict(page)
+    page.get_by_label("Tokens for each user").fill("999999999999")
+    assert "A length from 1 to 100,000,000 tokens" in page.inner_text(".wishes .problem")
+    page.get_by_label("Model", exact=True).and_(page.get_by_role("combobox")).fill("m" * 300)
+    page.keyboard.press("Tab")
+    wait_until(page, "document.querySelector('.results .note.bad')?.innerText === 'Model: at most 200 characters.'")
+
+
+def test_a_plain_number_of_a_size_is_gib_and_a_unit_stays_as_it_was_typed(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=24GiB&max_model_len=4096")
+    verdict(page)
+    for label, typed, shown in (
+        ("Memory of one GPU", "24", "24GiB"),
+        ("In use", "2GiB", "2GiB"),
+        ("Host memory limit", "64", "64GiB"),
+    ):
+        page.get_by_label(label).fill(typed)
+        page.keyboard.press("Tab")
+        assert page.get_by_label(label).input_value() == shown
+    wait_until(page, "location.hash.includes('host_memory=64GiB')")
+    page.get_by_label("In use").fill("abc")
+    page.keyboard.press("Tab")
+    wait_until(page, "document.querySelector('.results .note.bad')?.innerText.startsWith('In use: a size')")
+    page.get_by_label("In use").fill("")
+    page.keyboard.press("Tab")
+    verdict(page)
+
+
+def test_an_emptied_flag_has_its_default_again(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100", errors_are_fine=True)
+    verdict(page)
+    field = page.get_by_label("--max-num-seqs").last
+    field.fill("abc")
+    page.keyboard.press("Tab")
+    page.wait_for_selector(".results .note.bad")
+    field.fill("")
+    page.keyboard.press("Tab")
+    verdict(page)
+    wait_until(page, "document.querySelector('.flags .number[aria-label=\"--max-num-seqs\"]').value === '1024'")
+    assert "max_num_seqs" not in page.evaluate("location.hash")
+
+
+def test_fewer_gpus_than_a_search_took_take_its_flags_back_and_one_card_has_a_wish_of_its_own(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090")
+    verdict(page)
+    page.get_by_label("Tokens for each user").fill("32k")
+    page.get_by_label("Users at once").fill("16")
+    page.get_by_role("button", name="Find the settings").click()
+    one = page.get_by_role("button", name="Ask one card for")
+    one.wait_for()
+    wait_until(page, "location.hash.includes('tensor_parallel_size=2')")
+    page.get_by_label("How many").fill("1")
+    wait_until(page, "!location.hash.includes('tensor_parallel_size')")
+    assert "1 x NVIDIA GeForce RTX 4090" in verdict(page)
+    page.get_by_label("How many").fill("")
+    page.get_by_role("button", name="Find the settings").click()
+    one.wait_for()
+    one.click()
+    wait_until(page, "location.hash.includes('gpus=1&') && location.hash.includes('found=')")
+    assert page.get_by_label("Tokens for each user").input_value() == "16k"
+    assert "1 x NVIDIA GeForce RTX 4090" in verdict(page)

@@ -78,12 +78,14 @@ def answer(name: str, request: Any) -> Document:
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")
-    if problem := check_request(name, request):
-        raise BadRequest(f"the request is not of the form that {name} takes: {problem[:300]}", "see /openapi.json")
-    if endpoint.fetches_from_hub:
+    problem = check_request(name, request)
+    if endpoint.fetches_from_hub and not problem:
         return endpoint.function(request)
     with isolated():
         try:
+            if problem:
+                why = f"the request is not of the form that {name} takes: {problem[:300]}"
+                raise BadRequest(why, "see /openapi.json")
             document = endpoint.function(with_whole_numbers(request))
         except LegroomError as error:
             said = in_requested_language({"words": [error.message, error.hint]}, request)["words"]
@@ -92,9 +94,9 @@ def answer(name: str, request: Any) -> Document:
         return document if endpoint.module == "lookups" else in_requested_language(document, request)
 
 
-def in_requested_language(document: Document, request: Mapping[str, Any]) -> Document:
+def in_requested_language(document: Document, request: Any) -> Document:
     """The document with legroom's sentences in the `language` of the request; texts of a log are not translated."""
-    if request.get("language", "en") == "en":
+    if not isinstance(request, dict) or request.get("language") != "zh":
         return document
     from legroom.render.translation import in_language
 
