@@ -103,8 +103,8 @@ def band_basis_text(plan: Plan) -> str:
         return f"Nine of ten true values lie in this range ({starts})."
     names = ", ".join(_property_text(*each) for each in rare)
     if not all(known_starts(*each)[1] for each in rare):
-        return f"No start of this kind was ever measured; the range is wide. Rarely measured so far: {names}."
-    return f"Nine of ten true values lie in this range ({starts}, as rarely measured as this one). Rare: {names}."
+        return f"No start of this kind was ever measured; the range is wide. Rarely measured: {names}."
+    return f"Nine of ten true values lie in this range ({starts} that are as rare). Rarely measured: {names}."
 
 
 def _property_text(kind: str, value: str) -> str:
