@@ -29,7 +29,9 @@ def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
     is_named = case.has("vllm_named", *_OF_VLLM) or any("vllm" in item.text.lower() for item in case.evidence)
     with_rollouts = any(prose("rollouts").search(item.text) for item in case.all("trainer"))
-    beside = ("engine_trainer", "engine_llm_compressor") if is_named or with_rollouts or case.has("story_told") else ()
+    beside = ["engine_trainer", "engine_llm_compressor"] if is_named or with_rollouts or case.has("story_told") else []
+    if case.first_failure is not None and case.first_failure.role == "failure":
+        beside.append("engine_litellm")  # a gateway passes on what a server printed
     found = [item for item in case.all(*other_engines()) if item.id not in beside]
     found = [item for item in found if not is_named or not any("mention" in name for name in item.facts)]
     # Frames by name may be of any engine, unless their path names its package.

@@ -63,7 +63,7 @@ def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evi
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
     ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
     # Experts share a fifth of the parameters: Mixtral 8x7B has 46.7e9, 8x22B 141e9.
-    named = "\n".join(_MODEL_OF_COMMAND.findall(text)) if failures else ""
+    named = "\n".join(_MODEL_OF_COMMAND.findall(text)) if failures or shortages else ""
     told = size.findall(sentences) or size.findall(named)
     sizes = {float(each) * (int(experts) * 0.8 if experts else 1) for experts, each in told}
     if len(sizes) == 1 and not uncertain.search(text):
@@ -85,7 +85,7 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
     in_ram: re.Match[str] | None = None
     for told in _told("shortages"):
         for match in told[3].finditer(sentences):
-            is_denied = denial.search(sentences[max(match.start() - 24, 0) : match.start()])
+            is_denied = denial.search(sentences[max(match.start() - 100, 0) : match.start()])
             is_denied = is_denied or prose("overcome").search(sentences[match.end() : match.end() + 100])
             is_of_host = in_ram is not None and told[0] in FAILED_ALLOCATIONS and _is_same_sentence(in_ram, match)
             if not (is_denied or is_of_host) and not any(

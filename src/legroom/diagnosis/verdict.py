@@ -7,6 +7,7 @@ from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
+from legroom.diagnosis.causes.leak_over_time import grows_on_card
 from legroom.diagnosis.causes.weights_too_big import loads_with_ease
 from legroom.diagnosis.confidence import (
     EvidenceKind,
@@ -452,7 +453,9 @@ def _matching_bugs(label: str, planner: FixPlanner) -> list[KnownBug]:
         bug
         for bug in bugs_with(known.release, known.args, platform)
         if label in bug.causes
-        and (not bug.evidence or planner.case.has(*bug.evidence))
+        and (
+            planner.case.has(*bug.evidence) if bug.evidence else bug.memory != "host" or not grows_on_card(planner.case)
+        )
         and _is_specific(bug, label, planner)
     ]
     return bugs[:_MAX_BUGS]

@@ -42,10 +42,8 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
 _MIN_UNIQUE_CHARS = 20
 """Of a message that breaks off so much at least is needed to know it; shorter beginnings are of several."""
-_NEGATED = re.compile(
-    r"(?i)\b(?:no|not|without|never|any|is (?:it|this|that) (?:an?|about)) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)"
-    r"|(?:是不是|是否|难道|是因为)[^，。]{0,4}(?:显存|内存)"
-)
+_NEGATED = reading_pattern("evidence.negated")
+_UNSAID = reading_pattern("evidence.unsaid")
 _FAILED = reading_pattern("evidence.failed")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
 _FEWEST_WORDS_OF_SENTENCE = 12  # A line of code has fewer spaces between its words.
@@ -116,7 +114,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         if (is_told := message.role == "told" or message.id.endswith("_told")) and line.at:
             continue  # a logger's line is no prose
         is_prose = is_told or (message.id == "torch_oom_unsized" and not line.at)
-        if is_prose and _NEGATED.search(window[max(match.start() - 12, 0) : match.end()]):
+        before = window[max(match.start() - 100, 0) : match.start()]
+        if is_prose and (_NEGATED.search(before[-12:] + match[0]) or _UNSAID.search(before)):
             continue
         facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(

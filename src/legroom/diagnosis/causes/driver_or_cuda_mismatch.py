@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 
 _LABEL = "driver_or_cuda_mismatch"
@@ -15,7 +15,7 @@ def examine(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """The fixes in `lookalikes.json` for the driver or CUDA error that the log shows."""
-    yield from lookalike_fixes(planner, _LABEL)
+    yield from tuple(lookalike_fixes(planner, _LABEL)) or (known_fix("one_cuda"),)
 
 
 CAUSE = Cause(entry="LR902", domain="other")

@@ -389,7 +389,9 @@ def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
     is_held = card_holders.described_holder(case) is not None and not case.has("not_released_told")
     if (is_held or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
-    elif case.has("own_servers_told") and _assess_described_neighbour(case) is not None and not case.has(*_KEPT):
+    elif (
+        case.has("own_servers_told") and _assess_described_neighbour(case) and not case.has("own_engines_told", *_KEPT)
+    ):
         free_it = known_fix("shares_below_one")
     if sum(shares) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(

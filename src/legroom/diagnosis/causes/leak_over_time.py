@@ -13,6 +13,7 @@ _OF_CARD = re.compile(r"(?i)\b(?:GPU|VRAM|CUDA) (?:memory|OOM|usage)\b|\bVRAM\b|
 _MEDIA = re.compile(
     r"(?i)multi-?modal|[-_.]VL\b|\bVLM\b|\bomni\b|vision|\b(?:images?|videos?|audio)\b|多模态|图片|视频"
 )
+_OF_HOST = re.compile(r"(?i)(?<!v)\bRAM\b|\bRSS\b|\b(?:host|system|CPU) memory|(?<!显)内存")
 _LIMITS = ("killed_process", "oom_killer", "sigkill", "killed_word", "ray_node_memory")
 
 
@@ -76,12 +77,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("ps_row"):
         why, trades = "In old releases captured graphs and their NCCL work grew on the host.", "slower decoding"
         yield planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
-    if of_card := planner.case.is_oom and planner.case.tells(_OF_CARD):
+    if of_card := grows_on_card(planner.case):
         why = "The pool keeps its size: what grows on the card is torch's own cache, which needs room beside it."
         lower = planner.lower_utilization(GIB, why)
         yield replace(lower, is_unplanned=True) if lower is not None else None
-    newest, media = known_fix("newest_release_and_restart"), None if of_card else known_fix("no_media_cache")
-    yield from (media, newest) if planner.case.tells(_MEDIA) else (newest, media)
+    is_of_media = planner.case.tells(_MEDIA) or bool(_MEDIA.search(planner.known.args.model))
+    is_without = of_card or (planner.known.args.model and not is_of_media)
+    newest, media = known_fix("newest_release_and_restart"), None if is_without else known_fix("no_media_cache")
+    yield from (media, newest) if is_of_media else (newest, media)
+
+
+def grows_on_card(case: Case) -> bool:
+    """Whether the card's memory grows, by the sentence that tells of the growth, else by the shortage it ends in."""
+    told = tuple(item.text for item in case.all("growth_words", "growth_series")) or case.written_lines
+    is_told = any(_OF_CARD.search(line) and not _OF_HOST.search(line) for line in told)
+    return is_told or (case.is_oom and case.tells(_OF_CARD))
 
 
 CAUSE = Cause(entry="LR405", phase="serving")

@@ -92,7 +92,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _exception_message(error: Evidence) -> str:
     """The message on the exception's own line, and on the next ones where that ends with a comma or a colon."""
-    own = error.text.partition(str(error.facts.get("type", "")))[2].lstrip(":(| ").rstrip()
+    own = error.text.partition(str(error.facts.get("type") or "\n"))[2].lstrip(":(| ").rstrip()
     message = " ".join(
         (str(error.facts.get("message", "")) if own in ("", "'") or own.endswith((",", ":")) else own).split()
     )

@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.hardware_fixes import (
     exceeds_machine,
     is_at_hand,
@@ -115,7 +117,7 @@ def _is_unsplit(planner: FixPlanner) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     if planner.known.args.dtype_bytes > 2:
-        yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
+        yield _half_precision_fix(planner)
     told = planner.case.first("need_told")
     if told is not None and any("offload" in line for line in planner.case.written_lines):
         rest = math.ceil(((told.number("need_bytes") or 0) - (planner.total_bytes or 0)) / GIB) + 2
@@ -148,6 +150,18 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         yield more
     yield None if _is_unsplit(planner) else _cpu_offload_fix(planner)  # the plan knows only the split model
+
+
+def _half_precision_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: 16 bits, with the utilization that they need; None where by the sizes even 16 bits leave no KV cache."""
+    total, weights = planner.total_bytes, planner.accounting.weights_bytes
+    flags: dict[str, Any] = {"dtype": "half"}
+    needed = (weights or 0) // 2 + BESIDE_BYTES
+    if planner.failed_plan is None and total and weights and needed > planner.utilization * total:
+        if needed > MAX_UTILIZATION * total:
+            return None
+        flags |= {"gpu_memory_utilization": math.ceil(needed / total * 100) / 100}
+    return planner.plan_change("checkpoint_format", flags, "In 32 bits the weights take twice as much.")
 
 
 def _should_fit_fix(planner: FixPlanner) -> Fix | None:
