@@ -195,7 +195,7 @@ NOTES = {
     "a connection as a probe": (deployment(more=", livenessProbe: {tcpSocket: {port: 8000}}"), "probe-missing"),
     "another port than the server's": (deployment(more=PORTS.replace("8000", "9000")), "port-unreachable"),
     "a token that is to be filled in": (deployment(more=", env: [{name: HF_TOKEN, value: <token>}]"), "secret-written"),
-    "weights that no common card holds": (deployment("--model, Qwen/Qwen2.5-72B-Instruct"), "does-not-fit"),
+    "weights that few cards hold": (deployment("--model, Qwen/Qwen2.5-32B-Instruct, --dtype, float32"), "does-not-fit"),
     "a cache that goes with its pod": (
         deployment(more=PORTS + CACHE, pod=", volumes: [{name: c, emptyDir: {}}]"),
         "cache-lost",
@@ -212,6 +212,10 @@ def test_what_a_reviewer_would_ask_about_is_a_note(case):
     text, rule = NOTES[case]
     assert (rule, "note") in found(text)
     assert not [each for each in found(text) if each[1] == "error"]
+
+
+def test_weights_that_hardly_any_card_holds_are_a_warning_where_one_gpu_is_asked_for():
+    assert ("does-not-fit", "warning") in found(deployment("--model, Qwen/Qwen2.5-72B-Instruct"))
 
 
 def test_a_service_forwards_to_the_port_of_the_server():

@@ -103,6 +103,7 @@ def test_every_wrong_name_and_flag_is_found_and_nothing_that_is_right():
         (line_of("expandable_segments"), "allocator-clash"),
         (line_of("expandable_segments"), "allocator-useless"),
         (line_of("VLLM_ATTENTION_BACKEND"), "env-unknown"),
+        (line_of("python -m vllm"), "api-open"),
         (line_of("--swap-space 4"), "flag-removed"),
         (line_of("--disable-log-requests"), "flag-removed"),
         (line_of("--max-concurrent-batches"), "flag-unknown"),

@@ -69,8 +69,8 @@ def test_a_model_that_its_own_gpu_cannot_hold_is_an_error():
     assert judged(pod(ranks=1)) == [("does-not-fit", "error")]
 
 
-def test_a_gpu_that_is_not_named_is_only_asked_about():
-    assert judged(pod(ranks=1).replace("cloud.google.com/gke-accelerator", "pool")) == [("does-not-fit", "note")]
+def test_a_gpu_that_is_not_named_is_never_certain_to_be_too_small():
+    assert judged(pod(ranks=1).replace("cloud.google.com/gke-accelerator", "pool")) == [("does-not-fit", "warning")]
 
 
 def rule_file(expression, alert=True):

@@ -144,6 +144,8 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     named = image or (name if service.get("build") is not None and given and given[0].text.startswith("--") else "")
     if not given and not entry and re.search(r"(?m)^(?:CMD|ENTRYPOINT)\b", _dockerfile(service, folder).text):
         named = ""  # the Dockerfile tells what runs
+    built = installed_releases(_dockerfile(service, folder).text)
+    installed = min(built.pinned) if len(built.pinned) == 1 and not built.is_unpinned else ""
     gpus = _gpu_count(service, known)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     shown = expand_variables(visible.text, folder.variables) if visible else ""
@@ -170,6 +172,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
             profiles=tuple(item.scalar or "" for item in service.list("profiles")),
             read_as=f"compose service {name}",
             is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
+            installed=server.installed or installed,
         ),
     )
 

@@ -3,6 +3,7 @@
 import re
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from legroom.deployments.container_images import image_release
@@ -28,6 +29,12 @@ _MENTIONED = re.compile(rf"\bvllm[ :]+(?:version )?v?{_VERSION}(?![\d.]*\w)", re
 _INSTALLING, _UNPINNED = pattern("file_reader.installing"), pattern("file_reader.unpinned")
 _PLUGIN = pattern("release_pins.plugin")
 _ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|version\(\s*["']vllm""")
+
+
+@lru_cache(maxsize=64)
+def named_releases(text: str) -> frozenset[str]:
+    """The releases of vLLM that any line of a text names, also in the default of a variable."""
+    return frozenset(version for groups in pattern("release_pins.named").findall(text) for version in groups if version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,15 @@ def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
     return expressions, records
 
 
+_TERRAFORM = pattern("expressions.terraform")
+
+
+def terraform_rules(source: Text) -> Iterator[Expression]:
+    """The PromQL of rules that Terraform makes."""
+    for found in _TERRAFORM.finditer(source.text):
+        yield Expression(found["text"], ShiftedLocator(source, found.start("text")), "panel")
+
+
 _DECLARED = pattern("expressions.declared")
 _SUFFIXES = {
     "Counter": ("_total",),

@@ -22,9 +22,10 @@ from legroom.lint.expressions import (
     manifest_queries,
     program_series,
     rule_expressions,
+    terraform_rules,
 )
 from legroom.lint.lint_report import Skipped
-from legroom.lint.names_in_text import SHOWN, Mistake, mistaken_names, without_other_services
+from legroom.lint.names_in_text import SHOWN, Mistake, mistaken_names, own_options, without_other_services
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = pattern("linted_parts.recognized")
@@ -38,7 +39,16 @@ _LONGEST_TEXT, _MOST_LINES = 2**18, 8
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = pattern("linted_parts.vllm_flag")
 _ADDRESS, _ASKED_MODEL = pattern("linted_parts.address"), pattern("linted_parts.asked_model")
+_KUBECTL, _MAKES_OBJECTS = pattern("linted_parts.kubectl"), pattern("linted_parts.makes_objects")
+_OBJECT_KINDS = {"deploy": "Deployment", "svc": "Service", "service": "Service", "sts": "StatefulSet"}
+_OBJECT_KINDS |= {"stateful": "StatefulSet", "i": "InferenceService", "servingruntime": "ServingRuntime"}
 _ITEM = re.compile(r"\n *- ")
+_DECLARES = re.compile(r"add_argument\(\s*[\"']$")
+_LINES_INSIDE: Mapping[str, tuple[Kind, ...]] = {
+    "document": ("shell", "yaml", "unit", "dockerfile"),
+    **dict.fromkeys(("shell", "text", "dockerfile"), ("yaml", "unit")),
+}
+"""The kinds of texts inside a file of a kind whose single lines are judged as those of a file of their own."""
 _NEAR, _MOST_ADDRESSES = 300, 200
 """Characters around an address in which the request to it is looked for, within one item of a list."""
 
@@ -74,10 +84,19 @@ class NamedAddress:
 
 
 @dataclass(frozen=True)
+class NamedObject:
+    """A Kubernetes object that a command names."""
+
+    place: Place
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
 class LintedPart:
     """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine | NamedAddress, ...] = ()
+    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine | NamedAddress | NamedObject, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part records, each with its expression."""
     is_known: bool = False
@@ -97,6 +116,7 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
     nothing, is_empty, is_monitoring = "", True, False
     read_lines: set[int] = set()
     flags: set[str] = set()
+    inner: list[FilePart] = []
     for part in read_file(path, text, release):
         unread = part.unread
         try:
@@ -106,6 +126,7 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
         if part.is_whole:
             kind, nothing = part.kind, linted.nothing if linted else ""
             is_monitoring = linted is not None and linted.is_monitoring
+        inner += () if part.is_whole else (part,)
         flags |= {plain_name(word.text) for server in part.servers for word in server.words}
         for server in part.servers:
             lines = {server.place_of(word).line for word in server.words}
@@ -119,23 +140,45 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
             is_empty = False
             yield unread
     if kind in _KINDS_WITH_FLAGS and not is_monitoring:
-        unclaimed = _unclaimed_flags(path, text, read_lines)
+        told = without_other_services(path, text) if kind == "yaml" else text
+        unclaimed = _unclaimed_flags(path, told, read_lines, own_options(all_text or text))
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
-    is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
-    is_judged = is_judged and (bool(flags) or _ABOUT_VLLM.search(f"{path} {text}") is not None)
-    doubtful = tuple(_doubtful_lines(path, text, kind, all_text or text, frozenset(flags))) if is_judged else ()
-    is_empty = is_empty and not doubtful
-    yield LintedPart(doubtful)
-    yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
+    is_judged = len(text) < _LONGEST_TEXT and (bool(flags) or _ABOUT_VLLM.search(f"{path} {text}") is not None)
+    around = f"{all_text}\n{text}" if kind == "document" or not all_text else all_text
+    names = frozenset(flags) if kind != "document" and not is_monitoring else None
+    judged_kinds = _LINES_INSIDE.get(kind or "", ()) if is_judged and not is_monitoring else ()
+    inside = [(each.kind, each.source) for each in inner if each.kind in judged_kinds]
+    whole = [("rules" if is_monitoring else kind or "", Text(path, text), names)] if is_judged else []
+    for line_kind, source, server_flags in (
+        *whole,
+        *((each, source, None) for each, source in inside if _ABOUT_VLLM.search(source.text)),
+    ):
+        doubtful = tuple(_doubtful_lines(source, line_kind, around, server_flags))
+        is_empty = is_empty and not doubtful
+        yield LintedPart(doubtful)
+    yield LintedPart((*_named_addresses(path, text, kind), *_named_objects(path, text, kind)))
     nothing = nothing or read_data("lint_rules.json")["nothing"].get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
 
-def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
-    """The addresses of a file, each with the model that is asked for there."""
+def _named_objects(path: str, text: str, kind: Kind | None) -> Iterator[NamedObject]:
+    """The objects that the kubectl lines of a script or a document name, unless lines of it make objects as well."""
+    is_read = kind in ("shell", "document") and not _MAKES_OBJECTS.search(text)
+    for found in islice(_KUBECTL.finditer(text), _MOST_ADDRESSES) if is_read else ():
+        named = next(name for short, name in _OBJECT_KINDS.items() if found["kind"].startswith(short))
+        yield NamedObject(Text(path, text).place(found.start("name")), named, found["name"])
+
+
+def _named_addresses(path: str, text: str, kind: Kind | None) -> Iterator[NamedAddress]:
+    """The addresses of a file, each with the model that is asked for there; of a document the requests alone."""
     told, source, said = without_comments(text), Text(path, text), set[str]()
+    if kind in (None, "document"):
+        for request in islice(_ASKED_MODEL.finditer(text if kind else ""), _MOST_ADDRESSES):
+            if request["json"]:
+                yield NamedAddress(source.place(request.start("json")), "localhost", "", request["json"])
+        return
     for found in islice(_ADDRESS.finditer(told), _MOST_ADDRESSES):
         before, after = told[max(found.start() - _NEAR, 0) : found.end()], told[found.end() : found.end() + _NEAR]
         item = _ITEM.split(before)[-1] + _ITEM.split(after)[0]
@@ -148,12 +191,14 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
             yield NamedAddress(place, found["host"], found["port"], model, is_open)
 
 
-def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one."""
+def _unclaimed_flags(path: str, text: str, read_lines: set[int], own: frozenset[str]) -> UnclaimedFlags | None:
+    """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one; `own`:
+    the options of programs among the linted files."""
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
         if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLM_FLAG.search(line))
+        if plain_name(flag[0]) not in own
     ]
     if not unclaimed:
         return None
@@ -162,13 +207,16 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 
 
 def _doubtful_lines(
-    path: str, text: str, kind: Kind | None, all_text: str, server_flags: frozenset[str]
+    source: Text, kind: str, all_text: str, server_flags: frozenset[str] | None
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, each rule once a line; `server_flags`, those of servers that were read, are skipped."""
-    whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
+    """Mistakes of single lines, each rule once a line; `server_flags`, those of servers that were read, are skipped;
+    None: names are not judged, as in a document, a dashboard or rules (kind `rules`)."""
+    path, text, said = source.path, source.text, set[tuple[int, str]]()
+    whole = without_comments(text)
     told = without_other_services(path, whole) if kind == "yaml" else whole
     texts = {"comments": text, "file": whole, "": told}
-    for offset, row in (*mistaken_names(told, kind, all_text, server_flags), *_lines_in_data(texts, kind, all_text)):
+    names = mistaken_names(told, kind, all_text, server_flags) if server_flags is not None else ()
+    for offset, row in (*names, *_lines_in_data(texts, kind, all_text)):
         place = source.place(offset)
         if row["rule"] == "secret-written" and _EXAMPLE.search(path):
             continue  # a value to be replaced
@@ -177,7 +225,7 @@ def _doubtful_lines(
             yield DoubtfulLine(place, row)
 
 
-def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, all_text: str) -> Iterator[Mistake]:
+def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterator[Mistake]:
     """(offset, row) of each mistake in `line_mistakes.json`. `texts`: the searched texts by `scope` of a row. Its
     `needs` must match in `all_text`, that of all linted files, its `lacks` must not; `keyless`: of an open API."""
     told, data = texts[""], read_data("line_mistakes.json")
@@ -191,6 +239,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, all_text: str) -
             for each in islice(matches, _MOST_LINES)
             if _has_wanted_numbers(each, row)
             and not _OF_COMMIT.search(each["at"])
+            and not _DECLARES.search(each.string, max(each.start("at") - 40, 0), each.start("at"))
             and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
@@ -238,6 +287,8 @@ def _linted_part(part: FilePart) -> LintedPart | None:
         return LintedPart((*part.subjects, *program_series(part.source)))
     if part.kind == "document":
         return LintedPart(part.subjects)
+    if part.kind == "text":
+        return LintedPart((*part.subjects, *terraform_rules(part.source)))
     return LintedPart(part.subjects, is_known=part.kind not in ("env", "text") and part.is_whole)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.container_images import image_release, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of, plain_path
-from legroom.deployments.release_pins import IMAGE, installed_releases
+from legroom.deployments.release_pins import IMAGE, installed_releases, named_releases
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.yaml_nodes import Node
@@ -39,6 +39,7 @@ _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _SIGNS: Mapping[str, str] = read_data("lint_rules.json")["signs"]
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
+_OTHER_CARD = re.compile(r"\b(?:GH200|GB[23]00|B300|H20|MI\d{3}[AX]?)\b")
 _RELABELING = pattern("linter.relabeling")
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
@@ -181,6 +182,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
     cards = {path: _cards_in(path, text) for path, text in texts}
     every_card = {name: card for named in cards.values() for name, card in named.items()}
+    only_card = every_card if len(every_card) == 1 else {}
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
@@ -198,7 +200,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             configures_mig=path in with_mig,
             platform_signs=signs | {sign for sign, found in folders.items() if Path(path).parent in found},
             names_api_key=path in with_key,
-            named_cards=tuple(cards[path].values()) or (tuple(every_card.values()) if len(every_card) == 1 else ()),
+            named_cards=tuple(card for card in (cards[path] or only_card).values() if card is not None),
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
         said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
@@ -233,6 +235,7 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
         "used_variables": frozenset(used),
         "entry_scripts": frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text)),
         "pinned_releases": frozenset(_pinned_releases(texts)),
+        "mentioned_releases": frozenset(_known({version for each in texts for version in _mentioned(*each)})),
         "uses_ray": any(_RAY.search(text) for _, text in texts),
         "manifests": tuple(each for each in subjects if isinstance(each, Node)),
         "fleet": tuple(each for each in subjects if isinstance(each, StartedServer) and each.words),
@@ -245,14 +248,28 @@ def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
         if kind_of(path, text) in ("document", None) or _TEST_CODE.search(path):
             continue
         run = (image_release(image) for image in IMAGE.findall(text) if is_published_by_vllm(image))
-        for version in {*installed_releases(text).pinned, *run, *_TAG_OF_VALUES.findall(text)} - {None}:
-            with suppress(LegroomError):  # older than any known one
-                yield known_release(str(version))
+        yield from _known({*installed_releases(text).pinned, *run, *_TAG_OF_VALUES.findall(text)} - {None})
 
 
-def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
-    """Name -> first mention of each GPU in a file's name or text; a name of two GPUs stands for the larger one."""
-    found: dict[str, NamedCard] = {}
+def _mentioned(path: str, text: str) -> Iterable[str | None]:
+    """The releases that a file names; of a document the one that all of its images have."""
+    if kind_of(path, text) != "document":
+        return named_releases(text)
+    of_images = {*map(image_release, IMAGE.findall(text))}
+    return of_images if len(of_images) == 1 else ()
+
+
+def _known(versions: Iterable[str | None]) -> Iterator[Release]:
+    """The releases of these versions, without those older than any known one."""
+    for version in versions:
+        with suppress(LegroomError):
+            yield known_release(str(version))
+
+
+def _cards_in(path: str, text: str) -> dict[str, NamedCard | None]:
+    """Name -> first mention of each GPU in a file's name or text; a name of two GPUs stands for the larger one. None
+    for a card that legroom does not know."""
+    found: dict[str, NamedCard | None] = dict.fromkeys(_OTHER_CARD.findall(text))
     title = re.sub(r"[_.-]", " ", Path(path).stem).upper()
     for word in (*_CARD.finditer(title), *_CARD.finditer(text)):
         size = "".join(re.findall(r"\d{2,3}(?= ?GB)", word["size"]))

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from legroom.deployments.container_images import is_server_image
-from legroom.deployments.file_kinds import Kind
+from legroom.deployments.release_pins import installed_releases, named_releases
 from legroom.facts import pattern, read_data
 from legroom.facts.flags import env_history, flag_name, flags_ever, flags_of, is_read_by_plugin
 from legroom.facts.releases import Release, known_releases, latest
@@ -19,7 +20,6 @@ _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_S
 _SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.handed_on")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|ROCM)_\w+)")
 _FLAG = pattern("names_in_text.flag")
-_PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
 _OWN_RELEASE, _WHOLE = pattern("names_in_text.own_release"), pattern("names_in_text.whole")
 _TOKEN = pattern("names_in_text.token")
@@ -57,29 +57,43 @@ def without_other_services(path: str, text: str) -> str:
     is_listed = first is not None or is_chart
     blocks = [each for each in blocks if is_listed or _WORKLOAD.search(text[each[0] : each[1]])]
     bodies = [(at, end, named, text[at:end]) for at, end, named in blocks]
-    others = [
-        (at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body)) or _MOCK.search(body)
-    ]
-    named = "/".join(path.lower().split("/")[-2:])
-    if len(others) == len(blocks) and "vllm" in named and "mock" not in named:
-        return text  # which of them is vLLM's is not told
+    beside = [(at, end) for at, end, _, body in bodies if _MOCK.search(body) or _is_companion(body)]
+    is_explained = any(_is_companion(text[slice(*each)]) for each in beside)  # why the path names vLLM
+    unnamed = [(at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body))]
+    others, named = list(dict.fromkeys((*unnamed, *beside))), "/".join(path.lower().split("/")[-2:])
+    if len(others) == len(blocks) and "vllm" in named and "mock" not in named and not is_explained:
+        others = beside  # which of the rest is vLLM's is not told
     for at, end in others:
         text = text[:at] + re.sub(r"[^\n]", " ", text[at:end]) + text[end:]
     return text
 
 
-def mistaken_names(text: str, kind: Kind | None, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
+def _is_companion(service: str) -> bool:
+    """Whether the text of a Compose service is called after vLLM, and neither its name nor its image is a server's."""
+    name = re.match(r"\s*([\w-]*vllm[\w-]*):", service)
+    runs_vllm = _ENGINE.search(service) or any(map(is_server_image, _IMAGE.findall(service)))
+    return name is not None and not is_server_image(name[1]) and not runs_vllm
+
+
+@lru_cache(maxsize=64)
+def own_options(text: str) -> frozenset[str]:
+    """The options that programs in a text declare themselves, as flags."""
+    return frozenset(map(flag_name, re.findall(r"add_argument\(\s*[\"'](--[\w-]+)", text)))
+
+
+def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
     """Variables that nobody reads, removed flags, releases with a vulnerability, and gated models without a token; in
     one file's `text`, by what `all_text` of the linted files has."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, all_text, is_built=kind == "dockerfile")
     if kind == "env":
         yield from _lost_variables(text, all_text)
-    releases = [known_release(version) for version in {*_PINNED.findall(all_text)} & {*known_releases()}]
+    releases = [known_release(version) for version in named_releases(all_text) & {*known_releases()}]
+    own = own_options(all_text)
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
         is_read = any(name in flags_of(each) for each in (latest(), *releases))
-        if name in flags_ever() and name not in server_flags and not is_read:
+        if name in flags_ever() and name not in server_flags | own and not is_read:
             problem = explain_unknown(name, latest())
             if problem.kind in ("removed", "renamed"):
                 suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
@@ -87,7 +101,8 @@ def mistaken_names(text: str, kind: Kind | None, all_text: str, server_flags: fr
     for row in read_data("release_holes.json")["rows"][:1]:
         fixed = Release(row["fixed_in"], row["fixed_in"])
         pin = next((each for each in _OWN_RELEASE.finditer(text) if fixed.after(each[1])), None)
-        if pin is not None and (kind in ("dockerfile", "python") or _WHOLE.search(text)):
+        is_whole = kind in ("dockerfile", "python") or _WHOLE.search(text)
+        if pin is not None and is_whole and not (kind == "dockerfile" and installed_releases(text).is_unpinned):
             message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
             yield pin.start(1), {"rule": "release-unsafe", "message": message, "suggestion": f"use {fixed} or later"}
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
@@ -112,7 +127,7 @@ def _unread_variables(text: str, all_text: str, is_built: bool) -> Iterator[Mist
         is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in all_text)
         used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
         is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name) or (has_launcher and not history)
-        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(all_text))
+        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or named_releases(all_text))
         if is_ours or is_read or not (is_meant or history) or re.search(used, all_text):
             continue
         span = f" from {history[0][0]} to {history[-1][1]} alone" if history else ""

@@ -106,6 +106,8 @@ class Context:
     named_cards: tuple[NamedCard, ...] = ()
     pinned_releases: frozenset[Release] = frozenset()
     """The releases that lines of the linted files install or run, also where no server was read."""
+    mentioned_releases: frozenset[Release] = frozenset()
+    """The releases that any line of the linted files names."""
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 
@@ -190,6 +192,16 @@ class Context:
         having = (release for release in releases if any(release.within(first, last) for first, last in spans))
         problems = (_parse_server_args(texts, release).problems for release in having)
         return all(any((problem.flag, problem.kind) == (flag, kind) for problem in found) for found in problems)
+
+    def may_run(self, server: StartedServer) -> frozenset[Release]:
+        """The releases that the linted files name, for a server whose release is not told; else none."""
+        return frozenset() if self.is_release_told(server) else self.mentioned_releases
+
+    def is_accepted_by_named(self, server: StartedServer, flag: str, kind: str) -> bool:
+        """Whether a release that the server may run reports no problem of this kind with the flag."""
+        texts = tuple(word.text for word in server.words)
+        found = (_parse_server_args(texts, release).problems for release in self.may_run(server))
+        return any(all((each.flag, each.kind) != (flag, kind) for each in problems) for problems in found)
 
     def has_unknown_release(self, server: StartedServer) -> bool:
         """Whether the server runs an unnamed release: a fork's image, a private tag, another launcher."""

@@ -8,14 +8,15 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.model_sources import is_hub_id
-from legroom.lint.linted_parts import NamedAddress
-from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
+from legroom.lint.linted_parts import NamedAddress, NamedObject
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port, similarity
 from legroom.lint.rules.server_start import NO_CARD_HELPS
 from legroom.lint.server_plan import file_plan_of, plan_of_server
 from legroom.units import human_bytes
 from legroom.vllm.args import other_values
 
 _COMPOSE = "compose service "
+_LIKE = 0.7  # Of two names that mean one object, such as vllm-deploy and vllm-deployment.
 
 
 @checks(NamedAddress, "port-unreachable")
@@ -53,6 +54,18 @@ def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
     if address.model and names and "" not in names and not is_open and address.model not in names:
         message = f"a client asks for {address.model}, and the servers here are called {', '.join(sorted(names))}"
         yield finding("model-name", address.place, message, "write the name of --served-model-name")
+
+
+@checks(NamedObject, "port-unreachable")
+def object_without_manifest(named: NamedObject, context: Context) -> Findings:
+    """A command for an object of Kubernetes that no linted manifest makes, though one of its kind has a like name."""
+    made = {each.text("metadata", "name") for each in context.manifests if each.text("kind") == named.kind}
+    is_like = any(similarity(name, named.name) >= _LIKE for name in made)
+    is_open = "" in made or any("$" in name or "{{" in name for name in made)
+    if not is_open and named.name not in made and is_like:
+        message = f"no {named.kind} of these files is called {named.name}: there is {', '.join(sorted(made)[:3])}"
+        found = finding("port-unreachable", named.place, message, f"write {min(made)}", len(named.name))
+        yield replace(found, severity="note")
 
 
 def _service_at(host: str, context: Context) -> str:

@@ -67,6 +67,7 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
     """Services without pods, Ingresses and monitors without Services, autoscalers without workloads, unknown ports."""
     readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
+    readers |= {"PodDisruptionBudget": _undrained}
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
     if read is None or "vllm" not in document.source.text[of_monitor].lower():
@@ -133,6 +134,20 @@ def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
         yield target, f"none of these files has a {kind or 'Deployment'} called {target.scalar}", "write its name"
 
 
+def _undrained(budget: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """(node, what is wrong, what to write) where a budget never lets a pod of its workload be evicted."""
+    least, wanted = budget.get("spec", "minAvailable"), _labels(budget, "spec", "selector", "matchLabels")
+    pods = [each for each in manifests if each.text("kind") in _WORKLOADS[:2]]
+    chosen = [each for each in pods if wanted.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
+    count = chosen[0].text("spec", "replicas") or "1" if wanted and len(chosen) == 1 else ""
+    is_scaled = any(each.text("kind") in ("HorizontalPodAutoscaler", "ScaledObject") for each in manifests)
+    if least is not None and count.isdecimal() and not is_scaled:
+        given = least.scalar or ""
+        if given == "100%" or (given.isdecimal() and int(given) >= int(count)):
+            message = f"with {count} replica{'s' if count != '1' else ''} it forbids every eviction: no node is drained"
+            yield least, message, "write maxUnavailable: 1"
+
+
 def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """(node, what is wrong, what to write) where a ServiceMonitor matches no Service of the linted manifests."""
     services = [each for each in manifests if each.text("kind") == "Service"]
@@ -143,6 +158,10 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
     told = [_labels(each, "metadata", "labels") for each in services]
     if not any(all(key in each and _may_equal(value, each[key]) for key, value in wanted.items()) for each in told):
         yield selector, "no Service of these files has the labels that are selected: nothing is scraped", "label it"
+    matched = [each for each, labels in zip(services, told, strict=True) if wanted and wanted.items() <= labels.items()]
+    of_pods = [sorted(_labels(each, "spec", "selector").items()) for each in matched]
+    if len(of_pods) > 1 and of_pods[0] in of_pods[1:]:
+        yield selector, "it matches several Services of the same pods: each is scraped as often", "select one of them"
     names = [port.text("name") for each in services for port in each.list("spec", "ports")]
     for endpoint in monitor.list("spec", "endpoints"):
         port = endpoint.get("port")

@@ -66,7 +66,8 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     for problem in problems:
         if (problem.flag, problem.kind) in reported or problem.kind not in _BY_KIND:
             continue
-        if not _is_no_mistake(server, problem, strays, extension):
+        is_fine = problem.kind != "unknown" and context.is_accepted_by_named(server, problem.flag, problem.kind)
+        if not is_fine and not _is_no_mistake(server, problem, strays, extension):
             reported.add((problem.flag, problem.kind))
             yield _finding_of_problem(server, context, problem)
     release = context.release_of(server)
@@ -161,7 +162,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
 def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
     """All flags of no release, where two share an unknown feature (`--tiered-moe-...`), as in a fork; else empty."""
     unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
-    own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_typo(server, problem)))
+    own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_near(problem)))
     known = {_feature(flag) for flag in flags_ever()}
     features = Counter(_feature(flag) for flag in own)
     return own if any(number > 1 and feature not in known for feature, number in features.items()) else []
@@ -195,10 +196,13 @@ def _depends_on_release(server: StartedServer, context: Context, problem: FlagPr
 
 def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:
     """Whether an unknown flag is a known one but for a letter or two; an image or launcher may have its own flags."""
+    return not server.launcher and not server.image and _is_near(problem)
+
+
+def _is_near(problem: FlagProblem) -> bool:
+    """Whether the flag that is suggested instead has the same words but for a letter or two."""
     candidate = problem.instead.partition(" ")[0]
-    if server.launcher or server.image or not has_same_words(problem.flag, candidate, "-"):
-        return False
-    return similarity(problem.flag, candidate) >= 0.92
+    return has_same_words(problem.flag, candidate, "-") and similarity(problem.flag, candidate) >= 0.92
 
 
 def _why_uncertain(server: StartedServer, context: Context) -> str:

@@ -1,5 +1,6 @@
 """Queries and alerts that compute, compare or wait for something else than meant."""
 
+import re
 from dataclasses import replace
 
 from legroom.facts import pattern, read_data
@@ -284,6 +285,13 @@ _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "tim
 _NEARLY_FULL = 0.9
 
 
+def _only_while(alert: Expression, series: str) -> str:
+    """Advice to let an alert fire only while a series is above 0, by the labels that its expression keeps."""
+    kept = re.search(r"\bby\s*\(([^)]*)\)", alert.text)
+    labels = kept[1] if kept else "instance"
+    return f"add `and on ({labels}) {f'sum by ({labels}) ({series})' if kept else series} > 0`"
+
+
 @checks(Expression, "alert-full-pool")
 def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
@@ -295,7 +303,7 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
         message = (
             f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
         )
-        suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
+        suggestion = f"{_only_while(alert, 'vllm:num_requests_waiting')}, or take legroom export prometheus"
         found = finding("alert-full-pool", alert.locate(0), message, suggestion)
         limits = [each.number for operand in firing for each in operand.comparisons() if not each.scaled]
         is_early = bool(limits) and max(limits) < _NEARLY_FULL  # it may be meant as a sign of load
@@ -356,7 +364,7 @@ def alert_without_traffic(alert: Expression, context: Context) -> Findings:
     silent = [operand for operand in progress if not operand.functions & _NOT_PROGRESS]
     compared = [comparison for operand in silent for comparison in operand.comparisons()]
     if any(comparison.number == 0 and comparison.operator in ("==", "<=") for comparison in compared):
-        suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
+        suggestion = _only_while(alert, "vllm:num_requests_running")
         yield finding(
             "alert-no-traffic", alert.locate(0), f"{_lead(alert)}fires whenever no requests come in", suggestion
         )

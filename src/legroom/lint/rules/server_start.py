@@ -18,7 +18,7 @@ from legroom.vllm.config_rules import field_refusals
 
 _NO_MEMORY = pattern("server_start.no_memory")
 _USUAL_SHARE = 0.9  # What vLLM takes by default: hardly any other program runs in the rest of a card.
-_SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
+_SMALL_CARD_BYTES, _COMMON_CARD_BYTES, _LARGE_CARD_BYTES = 24 * 10**9, 80 * 10**9, 141 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
@@ -56,7 +56,9 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             return  # another rule judges it by this card
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
-            yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
+            found = finding("does-not-fit", server.place, message, _MORE_RANKS, is_certain=False)
+            is_sure = bool(server.gpus) and made.held_bytes > _LARGE_CARD_BYTES
+            yield found if is_sure else replace(found, severity="note")
         elif made is not None and not made.plan.memory.failure and made.least_gpu_bytes > _SMALL_CARD_BYTES:
             length, args = made.plan.settings.max_model_len, context.parsed_args(server).args
             is_open = args.max_model_len is None and not server.launcher and context.plan is None
@@ -170,8 +172,18 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
         message = f"a start is given {limit.seconds:.0f} s: {why}"
         longer = "write a longer start_period" if server.runs == "compose" else "add a longer startup probe"
         is_killed = server.runs == "kubernetes" and limit.seconds < SHORTEST_LIMIT_S / SAFETY
+        waiting = _waiting_services(server, context)
+        message += f", and {waiting[0]}, which waits until it is healthy, does not start" if waiting else ""
         found = finding("start-too-short", limit.place, message, longer)
-        yield found if is_killed and server.mounts is not None else replace(found, severity="note")
+        is_sure = (is_killed and server.mounts is not None) or (bool(waiting) and own is not None)
+        yield found if is_sure else replace(found, severity="note")
+
+
+def _waiting_services(server: StartedServer, context: Context) -> list[str]:
+    """The Compose services that start only once this server's container is healthy."""
+    key = ("depends_on", server.read_as.removeprefix("compose service "), "condition")
+    services = [pair for document in context.documents for pair in document.items("services")]
+    return [name for name, service in services if service.text(*key) == "service_healthy"]
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:

@@ -113,9 +113,12 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
                 yield replace(found, severity="note") if is_harmless else found
             continue
         is_read = any(not release.before(first) and not release.after(last) for first, last in history)
-        if is_read or (server.is_release_assumed and not server.named_release):
+        named = context.may_run(server)
+        is_read = is_read or any(each.within(*span) for each in named for span in history)
+        if is_read or context.has_unknown_release(server) or (server.is_release_assumed and not server.named_release):
             continue  # an image that is built here may hold any release
         message = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
+        message += "" if context.is_release_told(server) else f" (no file names the release, and {release} is assumed)"
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
         found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
