@@ -90,7 +90,8 @@ export function Flags({ setup, plan, error, onChange }) {
           <button type="button" class="link" onClick={() => onChange(undo)}>{t("flags.reset", { count: undoes })}</button>
         )}
       </div>
-      <p class="hint">{t("flags.muted")} {t("read.k")}</p>
+      <p class="hint">{t("flags.muted")}</p>
+      <p class="hint">{t("read.k")}</p>
       <Slider {...common("gpu_memory_utilization")} stops={UTILIZATION} onMove={set("gpu_memory_utilization")} />
       <Slider {...common("max_model_len")} stops={lengths} format={tokensShort} unit={t("unit.tokens")} onMove={set("max_model_len")} />
       <Slider {...common("max_num_seqs")} stops={SEQUENCES} format={count} onMove={set("max_num_seqs")} />

@@ -336,7 +336,6 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     first = first_start_loss(best, result.goal.concurrency)
     caveat = f" after the first start; {first[0]}" if first else ""
     caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else caveat
-    policy = "" if result.goal.policy == "balanced" else f"; policy {result.goal.policy}"
     lacks, where = result.one_gpu_lacks, f"{best.target.gpus} x {gpu}"
     says = f"1 x {gpu} does not hold {load_text}; {where} do, with {name}" if lacks else ""
     return plan_words(best) | {
@@ -348,7 +347,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives
         ],
-        "weighed": f"{count(result.considered)} settings were tried{policy}. {kept}".rstrip(),
+        "weighed": f"{count(result.considered)} settings were tried. {kept}".rstrip(),
     }
 
 

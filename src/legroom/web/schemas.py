@@ -1,5 +1,6 @@
 """The JSON Schemas of requests and answers, from `facts/data/page_schemas.json`; requests are checked against them."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,7 @@ def check_request(endpoint: str, request: Any) -> str:
     """What the request has against the endpoint's schema, in words; empty for nothing, or no jsonschema to find it."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    if not (validator := _schema_validator(endpoint)) or (error := _best_match(validator, request)) is None:
+    if (error := _violation_finder(endpoint)(request)) is None:
         return ""
     where, limit = error.json_path.removeprefix("$").removeprefix("."), error.validator_value
     if rule := _LIMITS.get(error.validator):
@@ -45,22 +46,16 @@ def check_request(endpoint: str, request: Any) -> str:
     return f"{where}: {error.message}".removeprefix(": ")
 
 
-def _best_match(validator: Any, request: Any) -> Any:
-    """The violation that says most: inside the alternative that was meant, not that no alternative fits."""
-    from jsonschema.exceptions import best_match
-
-    return best_match(validator.iter_errors(request))
-
-
 @cache
-def _schema_validator(endpoint: str) -> Any:
-    """The jsonschema validator of the endpoint's requests; None in the browser, which lacks jsonschema."""
+def _violation_finder(endpoint: str) -> Callable[[Any], Any]:
+    """What finds the violation that says most about a request; it finds none in the browser, which lacks jsonschema."""
     try:
         import jsonschema
     except ImportError:  # in the browser, where only the page itself sends requests
-        return None
+        return lambda request: None
     schema = {"$ref": f"#/components/schemas/{request_name(endpoint)}", "components": {"schemas": schemas()}}
-    return jsonschema.Draft202012Validator(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    return lambda request: jsonschema.exceptions.best_match(validator.iter_errors(request))
 
 
 def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
@@ -73,9 +68,7 @@ def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
 def _depth(value: Any) -> int:
     """How deeply a JSON value is nested, counted without recursion, which a deep one would exhaust."""
     depth, level = 0, [value]
-    while level and depth <= _MAX_DEPTH + 1:
-        inner: list[Any] = []
-        for item in level:
-            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        depth, level = depth + 1, [item for item in inner if isinstance(item, (dict, list))]
+    while depth <= _MAX_DEPTH + 1 and (level := [each for each in level if isinstance(each, (dict, list))]):
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+        depth += 1
     return depth

@@ -628,7 +628,7 @@ def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open
         ("max_num_seqs=-1", "--max-num-seqs", "out of range"),
         ("tensor_parallel_size=3", "--tensor-parallel-size", "does not divide"),
         ("cpu_offload_gb=x", "--cpu-offload-gb", "takes a number"),
-        ("gpu_memory=x", "Memory of one GPU", "is not a size"),
+        ("gpu_memory=x", "GPU memory", "is not a size"),
         ("gpu=nope", "GPU", "not known"),
     ],
 )
@@ -783,7 +783,7 @@ def test_a_plain_number_of_a_size_is_gib_and_a_unit_stays_as_it_was_typed(served
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=24GiB&max_model_len=4096")
     verdict(page)
     for label, typed, shown in (
-        ("Memory of one GPU", "24", "24GiB"),
+        ("GPU memory", "24", "24GiB"),
         ("In use", "2GiB", "2GiB"),
         ("Host memory limit", "64", "64GiB"),
     ):
@@ -819,7 +819,7 @@ def test_fewer_gpus_than_a_search_took_take_its_flags_back_and_one_card_has_a_wi
     page.get_by_label("Tokens for each user").fill("32k")
     page.get_by_label("Users at once").fill("16")
     page.get_by_role("button", name="Find the settings").click()
-    one = page.get_by_role("button", name="Ask one card for")
+    one = page.get_by_role("button", name="Search one card for")
     one.wait_for()
     wait_until(page, "location.hash.includes('tensor_parallel_size=2')")
     page.get_by_label("How many").fill("1")
