@@ -83,7 +83,7 @@ def test_a_quantized_checkpoint_that_needs_fewer_gpus_has_a_row_of_its_own(capsy
 
 
 def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_it_is(capsys):
-    assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000"]) == 0
+    assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000", "--max-num-seqs", "256"]) == 0
     out = capsys.readouterr().out
     assert "1 x NVIDIA L4* tight" in out
     assert "1 x NVIDIA L4: tight: " in out
@@ -92,7 +92,8 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
 
 
 def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
-    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--gpus", "1"]) == 0
+    words = ("--context", "8k", "--concurrency", "1", "--gpus", "1", "--max-num-seqs", "256")
+    assert main(["size", "qwen3-32b", "--gpu", "l4", *words]) == 0
     out = capsys.readouterr().out
     assert "one user, tok/s" in out
     command = out.split("  1 x NVIDIA L4* tight\n")[1]

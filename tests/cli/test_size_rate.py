@@ -174,6 +174,24 @@ def test_no_count_is_below_what_its_servers_finish_a_second_when_full(capsys):
     assert [verdict == "falls_behind" for verdict in rates.values()] == [True, False]
 
 
+def test_one_server_holds_the_slowest_steps_where_size_counts_one_for_them(capsys):
+    """The verdict of a replay on a load and the number of GPUs for it are one answer."""
+    server = ("--max-model-len", "16k", "--gpu", "rtx4090")
+    told = {}
+    for rate in ("0.5", "2"):
+        load = ("--synthetic", f"poisson rate={rate} prompt=1000 output=300 requests=400")
+        main(["simulate", "--model", "llama-3.1-8b", *server, *load])
+        says = capsys.readouterr().out
+        main(["simulate", "--model", "llama-3.1-8b", *server, *load, "--json"])
+        slowest = json.loads(capsys.readouterr().out)["slowest"]
+        words = ("--rate", rate, "--prompt", "1000", "--answer", "300", "--tensor-parallel-size", "1", *server)
+        (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *words))
+        assert slowest == {"step_time_ratio": row["step_time_band"]["high"], "holds": row["replicas"]["high"] == 1}
+        assert ("and not with steps that take 1.69 times" in " ".join(says.split())) is not slowest["holds"]
+        told[rate] = slowest["holds"]
+    assert told == {"0.5": True, "2": False}
+
+
 def test_a_plan_that_would_probably_not_start_is_no_candidate(capsys):
     words = ("Qwen/Qwen3-32B", "--context", "32k", *SMALL, "--gpu", "h100")
     first, refused = answer(capsys, *words)["rows"][:2]

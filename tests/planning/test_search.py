@@ -187,3 +187,20 @@ def test_one_answer_is_as_sure_as_the_first_of_several(target):
     one, several = search_flags(*asked, max_answers=1), search_flags(*asked)
     assert one.best is not None and several.best is not None
     assert (one.best.verdict, one.best.args) == ("fits", several.best.args)
+
+
+@pytest.mark.parametrize("answers", [1, 4])
+def test_sequences_above_the_wish_go_before_anything_that_slows_a_user(target, answers):
+    """The model needs a state block a sequence and has fewer than the default's; with 128 sequences it is tight."""
+    card = target("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "rtx4090", vllm="0.32.0")
+    best = search_flags([card], ServeArgs(), CapacityGoal(32768, 4), max_answers=answers).best
+    assert best.verdict == "fits"
+    assert 4 <= best.settings.max_num_seqs < 128
+    assert (best.args.enforce_eager, best.args.kv_cache_dtype) == (None, None)
+
+
+def test_a_hybrid_model_with_fewer_state_blocks_than_sequences_does_not_meet_a_goal(target):
+    card = target("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "rtx4090", vllm="0.32.0")
+    for flags, meets in (({}, False), ({"max_num_seqs": 64}, True), ({"enforce_eager": True}, True)):
+        tried = search_space.flag_combination(card, ServeArgs(max_model_len=32768), flags)
+        assert (tried.concurrency(0.92, 0.5) > 0) is meets

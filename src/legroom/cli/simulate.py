@@ -11,7 +11,7 @@ from legroom.cli.simulate_pool import PoolChoice, pool_of
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 from legroom.planning.autoscaling_policy import scaling_policy
 from legroom.render import simulation_text
-from legroom.simulation import flag_search
+from legroom.simulation import fleet_size, flag_search
 from legroom.simulation.disaggregation import DisaggregatedTimeline, Disaggregation, replay_disaggregated
 from legroom.simulation.replay_outcome import Goal, load_verdict
 from legroom.simulation.trace import Trace
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
             timeline = simulate(trace, pool.settings, write, cost=pool.cost, progress=bar)
-        load = flag_search.lasting_verdict(timeline, goal, pool.cost)
+        load = fleet_size.lasting_verdict(timeline, goal, pool.cost, pool.band)
     if args.svg:
         write_file(args.svg, simulation_text.timeline_svg(timeline, load), "picture")
     print_answer(

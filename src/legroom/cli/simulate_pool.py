@@ -21,6 +21,7 @@ from legroom.vllm.command_line import any_release_words, setting_words
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.planning.plan import Plan
+    from legroom.simulation.step_time import StepBand
 
 _UTILIZATIONS = (0.9, 0.94)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
@@ -45,6 +46,15 @@ class PoolChoice:
     def gpu(self) -> str:
         """The card's name, as given or as the file names it; empty where --blocks gives the pool's size."""
         return "" if self.deployment is None else described_machine(self.args, self.deployment).gpu
+
+    @property
+    def band(self) -> StepBand | None:
+        """The error of the estimated step times; None where they were given or measured, or steps are counted."""
+        from legroom.simulation.from_plan import hardware
+
+        is_given = self.cost is None or self.args.step_ms is not None or self.args.measured_step_ms is not None
+        plan = None if is_given else self.plan()
+        return plan and step_band(plan, hardware(plan))
 
     def plan(self) -> Plan | None:
         """The plan of the server; None where --blocks gives the pool's size."""

@@ -14,6 +14,7 @@ from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_fp8, unpa
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.search_space import (
     NODE_GPUS,
+    SEQUENCES,
     CapacityGoal,
     FlagCombination,
     Flags,
@@ -35,6 +36,7 @@ Combinations = dict[tuple[object, ...], FlagCombination | None]
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 USUAL_UTILIZATION = 0.94
 """From 0.95 on little is left for what vLLM does not count, and capture or serving fails: diagnosis warns of it."""
+_LOWER_CAP = "a lower cap on running requests"
 _ROOMY_SHARE = 0.025  # Share of the card that is free at the peak of a roomy candidate.
 
 
@@ -173,7 +175,7 @@ def _search(
 def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
     """The losses; those of a lower max_num_seqs or max_num_batched_tokens with its value, so that plans differ."""
     values = {
-        "a lower cap on running requests": f" ({found.settings.max_num_seqs:,})",
+        _LOWER_CAP: f" ({found.settings.max_num_seqs:,})",
         "smaller prefill steps": f" ({found.settings.max_num_batched_tokens:,} tokens)",
     }
     return tuple(loss + values.get(loss, "") for loss in losses)
@@ -260,7 +262,8 @@ def _starting_plans(
         if worse and laid_out.verdict != "fits":
             continue
         answers += 1
-        yield laid_out, option.losses
+        capped = laid_out.args.max_num_seqs != dict(option.flags).get("max_num_seqs", base_args.max_num_seqs)
+        yield laid_out, tuple(dict.fromkeys((*option.losses, *[_LOWER_CAP] * capped)))
         if answers == max_answers:
             return
 
@@ -271,17 +274,21 @@ def _stages(option: SearchCandidate) -> int:
 
 
 def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -> Plan:
-    """A tight plan with the nearest lower utilization at which it fits and still holds the goal; else as it is."""
-    given = base_args.gpu_memory_utilization is not None or base_args.kv_cache_memory_bytes is not None
-    if laid_out.verdict != "tight" or given:
-        return laid_out
-    for share in reversed([each for each in UTILIZATIONS if each < laid_out.settings.gpu_memory_utilization]):
-        lower = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=share))
-        if lower.holds < goal.concurrency:
-            break
-        if lower.verdict == "fits":
-            default = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=None))
-            return default if default.settings.gpu_memory_utilization == share else lower
+    """A tight plan with the nearest lower utilization, else max_num_seqs, at which it fits and still holds the goal;
+    else as it is. What was given stays."""
+    now, lower = laid_out.settings, dict[str, list[Any]]()
+    if base_args.gpu_memory_utilization is None and base_args.kv_cache_memory_bytes is None:
+        lower["gpu_memory_utilization"] = [each for each in reversed(UTILIZATIONS) if each < now.gpu_memory_utilization]
+    if base_args.max_num_seqs is None:
+        lower["max_num_seqs"] = [seqs for seqs in SEQUENCES if goal.concurrency <= seqs < now.max_num_seqs]
+    for name, values in lower.items() if laid_out.verdict == "tight" else ():
+        for value in values:
+            changed = plan(laid_out.target, replace(laid_out.args, **{name: value}))
+            if changed.holds < goal.concurrency:
+                break
+            if changed.verdict == "fits":
+                default = plan(laid_out.target, replace(laid_out.args, **{name: None}))
+                return default if getattr(default.settings, name) == value else changed
     return laid_out
 
 
@@ -425,7 +432,7 @@ def _candidate(
         losses.append("smaller prefill steps")
     settings = combination.settings
     if settings.max_num_seqs < default_seqs:
-        losses.append("a lower cap on running requests")
+        losses.append(_LOWER_CAP)
     if "pipeline_parallel_size" in flags and settings.gpus_used <= NODE_GPUS:
         losses.append("pipeline stages: slower for each user")
     gpus = settings.gpus_used

@@ -8,7 +8,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
 from legroom.memory.deployment_memory import free_at_start
-from legroom.memory.kv.kv_plan import plan_of_shape
+from legroom.memory.kv.kv_plan import plan_of_shape, state_failure
 from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Policy, Target, headroom_after_band
@@ -153,6 +153,8 @@ class FlagCombination:
                 return 0.0
             width = self.kv.stages[number].bytes_per_block
             blocks = min(blocks, pool // width if width else blocks)
+        if state_failure(self.kv, self.settings, blocks):
+            return 0.0
         return blocks / self.request_blocks * self.settings.data_parallel_size
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:

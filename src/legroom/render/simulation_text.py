@@ -82,6 +82,10 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
         rate = f"{1 / (load.time_per_token_p50 or inf):,.0f} tokens a second"
         who = f"each of {users.count:,.0f} users gets {rate}; " if users else ""
         words.append(f"{who}the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
+    if load.sustained is False:
+        words.insert(0, "as long as this load lasts, and not if it went on")
+    if load.slowest and not load.slowest[1]:
+        words.insert(0, f"at the expected speed, and not with steps that take {load.slowest[0]:g} times as long")
     if load.verdict == "falls_behind":
         words.insert(0, f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     words[:0] = _missed_limits(load.missed, "s" if timeline.clocks else "steps")

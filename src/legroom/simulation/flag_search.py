@@ -17,7 +17,7 @@ from legroom.errors import LegroomError
 from legroom.simulation.disaggregation import Disaggregation, replay_disaggregated
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.fast.rows import StepCost
-from legroom.simulation.replay_outcome import Goal, LoadVerdict, ReplayOutcome, load_verdict, outcome_of
+from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.simulation.timeline import Timeline
@@ -301,16 +301,6 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
     together = max(1, sum(at < ends[0] for at in timeline.clocks.sched_s))
     last = (len(ends) // together - 1) * together
     return last / (ends[last] - ends[0]) if last > 0 else len(ends) / ends[-1]
-
-
-def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None) -> LoadVerdict:
-    """The verdict on a replay, and whether the server would keep up with a longer load of its kind."""
-    load, candidate = load_verdict(timeline, goal), Candidate({}, timeline.settings, cost)
-    if timeline.trace.users or timeline.interrupted or not load.verdict.startswith("holds"):
-        return load
-    return replace(
-        load, sustained=is_sustained(ReplayTask(timeline.trace, goal), candidate, outcome_of({}, [timeline], goal))
-    )
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:

@@ -12,11 +12,20 @@ from legroom.facts.releases import Release
 from legroom.planning.plan import Plan, Target, cold_start, ready_command
 from legroom.planning.plan import plan as make_plan
 from legroom.simulation.disaggregation import Disaggregation
-from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s, fewest_replicas, replay_candidate
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.flag_search import (
+    Candidate,
+    ReplayTask,
+    capacity_per_s,
+    fewest_replicas,
+    is_sustained,
+    replay_candidate,
+)
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
-from legroom.simulation.replay_outcome import OVERLOAD_RATIO, Goal, ReplayOutcome
+from legroom.simulation.replay_outcome import OVERLOAD_RATIO, Goal, LoadVerdict, ReplayOutcome, load_verdict, outcome_of
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_no_step_time
+from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.units import round_up
@@ -214,7 +223,7 @@ def _with_replicas(
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
-    per_s = (1 - OVERLOAD_RATIO) * capacity_per_s(ReplayTask(load.trace.checked(), load.goal, 1, load.pools), candidate)
+    per_s = _lasting_requests_per_s(load, candidate)
     middle, outcome = _fewest_replicas(load, candidate, per_s, 1, worth)
     if middle is None and worth_gpus < most_gpus:
         return replace(unsized, reason="takes no fewer GPUs than a smaller split")
@@ -229,6 +238,29 @@ def _with_replicas(
         outcome = replay_candidate(ReplayTask(load.trace.checked(), load.goal, high, load.pools), candidate)
     reason = f"tight: {unsized.plan.reason}" if unsized.plan and unsized.is_tight else ""
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome, reason=reason)
+
+
+def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None, band: StepBand | None = None) -> LoadVerdict:
+    """The verdict on a replay, whether the server would keep up with a longer load of its kind, and whether it holds
+    this one with the slowest steps of the `band`."""
+    load, candidate, trace = load_verdict(timeline, goal), Candidate({}, timeline.settings, cost), timeline.trace
+    if not load.is_held or timeline.interrupted:
+        return load
+    if not trace.users and load.verdict.startswith("holds"):
+        lasts = is_sustained(ReplayTask(trace, goal), candidate, outcome_of({}, [timeline], goal))
+        load = replace(load, sustained=lasts)
+    if cost is None or band is None or trace.arrives_at_once or load.sustained is False:
+        return load
+    serving = ServingLoad.of_trace(trace, goal)
+    per_s = _lasting_requests_per_s(serving, candidate)
+    held, _ = _fewest_replicas(serving.with_step_factor(band.high), candidate, per_s, 1, 1)
+    return replace(load, slowest=(band.high, held is not None))
+
+
+def _lasting_requests_per_s(load: ServingLoad, candidate: Candidate) -> float:
+    """Requests per second that a replica may get: what it can finish, less what random arrivals ask for."""
+    task = ReplayTask(load.trace.checked(), load.goal, 1, load.pools)
+    return (1 - OVERLOAD_RATIO) * capacity_per_s(task, candidate)
 
 
 def _fewest_replicas(

@@ -106,6 +106,9 @@ class LoadVerdict:
     """What is above its limit, as `Goal.missed_by` tells it."""
     sustained: bool | None = None
     """Whether the server would keep up with a longer load of this kind; None where this one is long enough."""
+    slowest: tuple[float, bool] | None = None
+    """(the most that a step may take, as a multiple of its estimate; whether the load is held at that, as
+    `legroom size` counts servers); None where the load is not held anyway, or step times are no estimate."""
 
     @property
     def is_held(self) -> bool:
@@ -115,7 +118,8 @@ class LoadVerdict:
     def as_json(self) -> dict[str, Any]:
         """The fields of `legroom simulate --json` that say whether the load is held."""
         rates = {name: round(getattr(self, name), 5) for name in ("arriving", "served", "time_per_token_p50")}
-        return {"verdict": self.verdict, "load": rates, "sustained": self.sustained}
+        slowest = self.slowest and dict(zip(("step_time_ratio", "holds"), self.slowest, strict=True))
+        return {"verdict": self.verdict, "load": rates, "sustained": self.sustained, "slowest": slowest}
 
 
 def load_verdict(timeline: Timeline, goal: Goal = NO_GOAL) -> LoadVerdict:

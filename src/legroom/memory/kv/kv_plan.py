@@ -182,7 +182,7 @@ def _failed_check(
             tokens = {"max_model_len": length, "estimated_max_len": longest, "capacity": blocks * shape.block_size}
             text = too_long_text(shape.release, needed, bytes_, **tokens)
             return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
-    return _state_failure(shape, settings, blocks)
+    return state_failure(shape, settings, blocks)
 
 
 def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
@@ -198,7 +198,7 @@ def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[in
     return Failure("kv_too_small_for_max_len", text, needed, available[tightest], capacity)
 
 
-def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
+def state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
     """The failure of hybrid models (0.20+) with full CUDA graphs and fewer state blocks than sequences; else None."""
     full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
     if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:

@@ -228,7 +228,7 @@ def _config_name(config: dict[str, Any] | None) -> str:
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the used KV blocks over time."""
     from legroom.render.simulation_text import timeline_words
-    from legroom.simulation.flag_search import lasting_verdict
+    from legroom.simulation.fleet_size import lasting_verdict
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import Goal
     from legroom.simulation.step_time import fixed_cost, roofline, step_band
@@ -249,9 +249,10 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
         why = "arrivals are in seconds, and how long a step takes is not known"
         raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
-    load = lasting_verdict(timeline, Goal(), cost)
+    band = step_band(plan, work) if plan and work else None
+    load = lasting_verdict(timeline, Goal(), cost, band)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
-    notes = [step_band(plan, work).text] if plan and work else []
+    notes = [band.text] if band else []
     return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
 
 
