@@ -111,7 +111,7 @@ function objectOrNull(text) {
   }
 }
 
-const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes"];
+const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes", "derived"];
 const MEASURED_ON = ["model", "gpu", "gpu_memory", "vllm"];
 
 // A setup with the sizes that its log printed.

@@ -4,8 +4,9 @@ from typing import Literal
 
 from legroom.records import dataclass
 
-Certainty = Literal["exact", "measured", "estimated"]
-_RANK: dict[Certainty, int] = {"exact": 0, "measured": 1, "estimated": 2}
+Certainty = Literal["exact", "measured", "derived", "estimated"]
+"""`derived`: what makes a sum come out as measured."""
+_RANK: dict[Certainty, int] = {"exact": 0, "measured": 1, "derived": 2, "estimated": 3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,22 @@ def test_keys_and_values_in_8_bits_are_offered_where_half_a_request_fits() -> No
     assert offered == [False, True]
 
 
+def test_only_what_the_log_prints_is_measured_and_a_pool_beyond_the_planned_range_is_told() -> None:
+    """One number of the log makes a sum come out: what it is a sum of was derived."""
+    served = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072")
+    for has, told in ((3.89, True), (5.4, False)):
+        fix = finding(served + _short_of_kv(16.0, has, int(has * 8192)), gpu="rtx4090").fixes[0]
+        layout = fix.plan.layout
+        parts = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
+        assert {part.kind for part in parts} == {"derived"}
+        assert layout.kv_cache.kind == "measured"
+        assert round(layout.kv_cache.bytes / GIB, 2) == pytest.approx(has, abs=0.011)
+        assert ("below what is planned for this server" in fix.why) is told
+    loaded = served + LOADED + "\n" + _short_of_kv(16.0, 5.4, 44236)
+    layout = finding(loaded, gpu="rtx4090").fixes[0].plan.layout
+    assert (layout.weights.kind, layout.activation.kind) == ("measured", "derived")
+
+
 def test_a_fix_that_fits_by_the_figures_of_the_log_says_where_a_plan_without_them_differs() -> None:
     sized = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072") + LOADED + "\n"
     cause = finding(sized + _short_of_kv(16.0, 5.74, 47008), gpu="rtx4090")

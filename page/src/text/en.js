@@ -137,6 +137,7 @@ export const en = {
   "part.headroom": "headroom",
   "sure.exact": "exact",
   "sure.measured": "measured",
+  "sure.derived": "derived from the KV cache that the log prints",
   "sure.estimated": "estimated, {low} to {high} GiB",
   "sure.headroom": "free at the peak",
   "kv.blocks": "KV blocks",

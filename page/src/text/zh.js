@@ -135,6 +135,7 @@ export const zh = {
   "part.others": "其他进程",
   "part.headroom": "余量",
   "sure.exact": "精确",
+  "sure.derived": "由日志所示的 KV 缓存推出",
   "sure.measured": "实测",
   "sure.estimated": "估计，{low} 至 {high} GiB",
   "sure.headroom": "峰值时空闲",

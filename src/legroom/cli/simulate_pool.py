@@ -54,7 +54,7 @@ class PoolChoice:
 
         is_given = self.cost is None or self.args.step_ms is not None or self.args.measured_step_ms is not None
         plan = None if is_given else self.plan()
-        return plan and step_band(plan, hardware(plan))
+        return step_band(plan, hardware(plan)) if plan else None
 
     def plan(self) -> Plan | None:
         """The plan of the server; None where --blocks gives the pool's size."""

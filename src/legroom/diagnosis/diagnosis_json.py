@@ -94,12 +94,14 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
     }
 
 
-def _measured_json(fix: Fix) -> dict[str, int] | None:
-    """The parts of the fix's plan that the log printed and no changed flag has changed; None without any."""
+def _measured_json(fix: Fix) -> dict[str, Any] | None:
+    """The parts of the fix's plan that the log printed, or that are `derived` from what it printed, and that no changed
+    flag has changed; None without any."""
     if fix.plan is None or (seen := fix.plan.target.seen) is None:
         return None
     names = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes")
-    return {name: size for name in names if (size := getattr(seen, name)) is not None} or None
+    sizes = {name: size for name in names if (size := getattr(seen, name)) is not None}
+    return {**sizes, "derived": [name for name in seen.derived if name in sizes]} if sizes else None
 
 
 def deployment_json(case: Case) -> dict[str, Any]:

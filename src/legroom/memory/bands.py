@@ -128,9 +128,9 @@ def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The figure of the part `name` with the error band of starts like `of`; unchanged if measured, or if exact and not
-    the weights."""
-    if value.kind == "measured":
+    """The figure of the part `name` with the error band of starts like `of`; unchanged if measured or derived, or if
+    exact and not the weights."""
+    if value.kind in ("measured", "derived"):
         return value
     if name == "weights":
         # The error band that known starts of this class had, or the weights' own where that is wider.

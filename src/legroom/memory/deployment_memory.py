@@ -32,6 +32,8 @@ class Measurements:
     source: str = ""
     profiled_non_torch_bytes: int | None = None
     """Non-torch memory of this exact deployment, including the model runner's buffers."""
+    derived: tuple[str, ...] = ()
+    """The names of figures that were not printed: they make the KV cache come out as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def deployment_memory(
             replace(rank, kv_cache=exact(override * width, "num_gpu_blocks_override", why))
             for rank, width in zip(ranks, widths, strict=True)
         )
-    graphs = _measured_or(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
+    graphs = _measured_or("graph_bytes", graph_bytes(model, settings, gpu), seen or Measurements())
     refused = unsupported(settings, model, gpu)
     if refused and refused.certain:
         failure: Failure | None = Failure(refused.id, refused.message, 0, 0)
@@ -111,11 +113,11 @@ def stage_layout(
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
     of = band_class(model, settings, gpu)
-    weights = banded("weights", _measured_or(seen.weights_bytes, loaded.figure, seen), of, gpu)
-    beside = seen.non_torch_bytes if seen.profiled_non_torch_bytes is None else seen.profiled_non_torch_bytes
+    weights = banded("weights", _measured_or("weights_bytes", loaded.figure, seen), of, gpu)
+    beside = "non_torch_bytes" if seen.profiled_non_torch_bytes is None else "profiled_non_torch_bytes"
     rules = {
-        "activation": _measured_or(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
-        "cuda_graph": _measured_or(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        "activation": _measured_or("activation_bytes", profile_run(model, settings, gpu, stage), seen),
+        "cuda_graph": _measured_or("graph_estimate_bytes", graph_estimate(model, settings, gpu), seen),
         "non_torch": _measured_or(beside, overhead.non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, gpu) for name, rule in rules.items()}
@@ -162,7 +164,7 @@ def kv_cache_figure(
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
     kinds = {part.kind for part in parts}
-    kind: Certainty = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
+    kind: Certainty = "estimated" if "estimated" in kinds else "measured" if kinds != {"exact"} else "exact"
     names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
     counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
     others = Term("other processes", -neighbours_bytes, "this release charges all that the card holds")
@@ -170,12 +172,13 @@ def kv_cache_figure(
     return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
-def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
-    """A figure of the measured `bytes_`, or `otherwise` where they are None; `seen` only names their source."""
-    if bytes_ is None:
+def _measured_or(name: str, otherwise: Figure, seen: Measurements) -> Figure:
+    """The figure that is measured, or derived from what was measured, under this name; `otherwise` where it is not."""
+    if (bytes_ := getattr(seen, name)) is None:
         return otherwise
-    label = otherwise.terms[0].label if otherwise.terms else "measured"
-    return measured(bytes_, label, f"measured: {seen.source if seen else ''}")
+    kind: Certainty = "derived" if name in seen.derived else "measured"
+    label = otherwise.terms[0].label if otherwise.terms else kind
+    return replace(measured(bytes_, label, f"{kind}: {seen.source}"), kind=kind)
 
 
 def first_failure(

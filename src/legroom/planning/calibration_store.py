@@ -122,7 +122,7 @@ def measurements_for(
     """The newest measured value of each term that applies to a deployment; None where none does."""
     wanted = settings_key(settings)
     newest_first = list(observations)[::-1]
-    measured: dict[str, int] = {}
+    measured: dict[str, Any] = {}
     sources: list[str] = []
     for term, names in TERM_SETTINGS.items():
         for observation in newest_first:

@@ -283,11 +283,13 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
         lower["max_num_seqs"] = [seqs for seqs in SEQUENCES if goal.concurrency <= seqs < now.max_num_seqs]
     for name, values in lower.items() if laid_out.verdict == "tight" else ():
         for value in values:
-            changed = plan(laid_out.target, replace(laid_out.args, **{name: value}))
+            flag: Flags = {name: value}
+            changed = plan(laid_out.target, replace(laid_out.args, **flag))
             if changed.holds < goal.concurrency:
                 break
             if changed.verdict == "fits":
-                default = plan(laid_out.target, replace(laid_out.args, **{name: None}))
+                flag = {name: None}
+                default = plan(laid_out.target, replace(laid_out.args, **flag))
                 return default if getattr(default.settings, name) == value else changed
     return laid_out
 

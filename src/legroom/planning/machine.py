@@ -16,7 +16,7 @@ from legroom.facts.releases import Release, first_release, latest
 from legroom.files import cards_path, store_path
 from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.deployment_memory import Measurements
-from legroom.planning.plan import Plan, Target, bugs_of, plan_on_named_card
+from legroom.planning.plan import Plan, Target, bugs_of, log_beyond_range, plan_on_named_card
 from legroom.records import dataclass
 from legroom.units import MIB, gib, parse_bytes
 from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
@@ -136,6 +136,7 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 def with_notes(made: Plan) -> Plan:
     """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
     notes = (*_input_notes(made.target, made.args), *_cost_notes(made), *_bug_notes(made))
+    notes += (note,) if (note := log_beyond_range(made)) else ()
     return replace(made, notes=(*made.notes, *notes))
 
 

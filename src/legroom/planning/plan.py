@@ -330,6 +330,24 @@ def cold_start(warm: Plan) -> Plan:
     return _with_host_verdict(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 
+def log_beyond_range(made: Plan) -> str:
+    """Where the KV cache that a log printed lies outside the range of the plan without it: that, and why it may."""
+    seen, has = made.target.seen, made.layout.kv_cache.bytes
+    if seen is None or not seen.derived:
+        return ""
+    none_derived: dict[str, Any] = dict.fromkeys(seen.derived)
+    printed = replace(seen, **none_derived, derived=())
+    expected = plan(replace(made.target, seen=printed), made.args).layout.kv_cache
+    if expected.low <= has <= expected.high:
+        return ""
+    off = f"{gib(expected.low - has)} below" if has < expected.low else f"{gib(has - expected.high)} above"
+    why = "something else on the card" if has < expected.low else "a larger card"
+    return (
+        f"the KV cache in the log, {gib(has)}, is {off} what is planned for this server, {gib(expected.low)} to "
+        f"{gib(expected.high)}: {why}, another release or flags that are not shown would explain it"
+    )
+
+
 def sure_longest_len(plan: Plan) -> int:
     """The longest request, in tokens, that the low end of the KV cache's error band holds on any start; rounded."""
     ranks = zip(cold_start(plan).memory.ranks, plan.memory.ranks, strict=True)

@@ -252,10 +252,11 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
     layout = made.layout
     peak = layout.activation.bytes + layout.kv_cache.bytes - pool - GIB // 200
     # The sum is measured, so none of its terms has a band.
-    terms = replace(seen, weights_bytes=layout.weights.bytes, non_torch_bytes=layout.non_torch.bytes)
-    if layout.cuda_graph.bytes:
-        terms = replace(terms, graph_estimate_bytes=layout.cuda_graph.bytes)
-    return replace(made.target, seen=replace(terms, activation_bytes=max(peak, 0)))
+    terms: dict[str, Any] = {"weights_bytes": layout.weights.bytes, "non_torch_bytes": layout.non_torch.bytes}
+    terms |= {"graph_estimate_bytes": layout.cuda_graph.bytes} if layout.cuda_graph.bytes else {}
+    terms |= {"activation_bytes": max(peak, 0)}
+    derived = tuple(name for name in terms if getattr(seen, name) is None)
+    return replace(made.target, seen=replace(seen, **terms, derived=derived))
 
 
 def _release_in_use(case: Case, hints: Hints) -> tuple[Release, bool]:

@@ -361,8 +361,9 @@ class FixPlanner:
         if failed.target.seen.activation_bytes is None or failed.args.kv_cache_dtype != made.args.kv_cache_dtype:
             return made
         peak = max(made.layout.activation.bytes + self._unplanned_peak_bytes, 0)
-        others = failed.target.seen.non_torch_bytes
-        return plan(replace(made.target, seen=replace(seen, activation_bytes=peak, non_torch_bytes=others)), made.args)
+        others, derived = failed.target.seen.non_torch_bytes, ("activation_bytes", *failed.target.seen.derived)
+        seen = replace(seen, activation_bytes=peak, non_torch_bytes=others, derived=derived)
+        return plan(replace(made.target, seen=seen), made.args)
 
     @cached_property
     def _unplanned_peak_bytes(self) -> int:
@@ -513,16 +514,19 @@ class FixPlanner:
 
 
 def _caveat_without_log(made: Plan) -> str:
-    """A sentence where the plan fits only with sizes from the log, so `legroom plan` alone disagrees; else empty."""
-    from legroom.planning.plan import plan
+    """Sentences where the log's KV cache lies outside the planned range, and where the plan fits only with sizes from
+    the log, so `legroom plan` alone disagrees; else empty."""
+    from legroom.planning.plan import log_beyond_range, plan
 
+    beyond = log_beyond_range(made)
+    beyond = f" {beyond[0].upper()}{beyond[1:]}." if beyond else ""
     if made.target.seen is None or made.verdict != "fits":
-        return ""
+        return beyond
     other = plan(replace(made.target, seen=None), made.args)
     says = {"tight": f"calls it tight: {other.reason}", "does_not_fit": "expects that it does not start"}.get(
         other.verdict
     )
-    return f" Without this log, legroom plan {says}." if says else ""
+    return beyond + (f" Without this log, legroom plan {says}." if says else "")
 
 
 def bytes_without_kv(layout: Layout) -> int:
@@ -535,5 +539,5 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
     if seen is None or flags.keys() & flags_changing("weights"):
         return None
     if flags.keys() & flags_changing("peak"):
-        return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
+        return Measurements(weights_bytes=seen.weights_bytes, source=seen.source, derived=seen.derived)
     return seen

@@ -130,7 +130,8 @@ def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
     now, then = request.get("flags") or {}, given["flags"]
     changed = {name: now.get(name) for name in {*now, *then} if now.get(name) != then.get(name)}
     sizes = {name: size for name, size in given.items() if name.endswith("_bytes")}
-    return measurements_after(Measurements(**sizes, source="this log"), changed)
+    seen = Measurements(**sizes, source="this log", derived=tuple(given.get("derived", ())))
+    return measurements_after(seen, changed)
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
