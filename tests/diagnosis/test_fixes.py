@@ -90,6 +90,16 @@ def test_keys_and_values_in_8_bits_are_offered_where_half_a_request_fits() -> No
     assert offered == [False, True]
 
 
+def test_a_checkpoint_that_keeps_the_length_on_the_same_card_is_another_way() -> None:
+    served = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072") + _short_of_kv(16.0, 3.89, 31872)
+    kept = fix_of("checkpoint_format", finding(served, gpu="rtx4090"))
+    assert "FP8" in kept.flags["model"]
+    assert "max_model_len" not in kept.flags
+    assert kept.plan.settings.max_model_len == 131072
+    assert kept.plan.settings.gpus_used == 1
+    assert "another checkpoint" in kept.trades
+
+
 def test_only_what_the_log_prints_is_measured_and_a_pool_beyond_the_planned_range_is_told() -> None:
     """One number of the log makes a sum come out: what it is a sum of was derived."""
     served = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072")

@@ -226,3 +226,15 @@ def test_a_plan_counts_the_requests_of_all_its_engines() -> None:
     said = " ".join(two.text().split())
     assert f"{two.plan.holds:.2f} requests of the full 32,768 tokens, {two.plan.holds / 2:.2f} on each of 2" in said
     assert context_by_user_count(two.plan)[16] == pytest.approx(2 * context_by_user_count(one.plan)[16], rel=0.02)
+
+
+def test_weights_whose_groups_a_split_would_cut_are_split_by_layers_instead() -> None:
+    """29,568 rows are 231 groups of 128; the maker's own checkpoints have 29,696, which are 232."""
+    options = {"gpu": "a100-40gb", "gpus": 2, "max_model_len": 4096}
+    cut = legroom.plan("qwen2.5-72b-w4a16", **options, tensor_parallel_size=2).plan
+    assert cut.memory.unsupported.message.startswith("Weight input_size_per_partition = 14784")
+    assert "--pipeline-parallel-size 2" in cut.reason
+    assert "smaller --tensor-parallel-size" not in cut.reason
+    assert legroom.plan("qwen2.5-72b-w4a16", **options, pipeline_parallel_size=2).plan.memory.unsupported is None
+    for padded in ("qwen2.5-72b-awq", "qwen2.5-72b-gptq-int4", "qwen2-72b-awq", "qwen2-vl-72b-gptq-int4"):
+        assert legroom.plan(padded, **options, tensor_parallel_size=2).plan.memory.unsupported is None

@@ -9,7 +9,7 @@ from legroom.drawing.terminal import PLAIN
 from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
-from legroom.planning.plan import Target, plan
+from legroom.planning.plan import Target, plan, sure_longest_len
 from legroom.planning.search_space import CapacityGoal
 from legroom.render.size_text import card_models_text
 from legroom.simulation.card_models import CardModels, CardSearch, decode_rate, models_on_card
@@ -34,6 +34,14 @@ def test_every_model_that_fits_holds_the_users(on_rtx4090: CardModels) -> None:
     generating = [each for each in on_rtx4090.fitting if each.bundled.name != "bge-large-en-v1.5"]
     assert {each.bundled.name for each in generating} >= {"llama-3.1-8b-nvidia-fp8", "qwen3-0.6b"}
     assert all(each.fit.holds >= 4 and each.longest_len >= 8192 for each in generating)
+
+
+def test_the_longest_request_for_sure_is_that_of_the_plan_also_below_the_wish() -> None:
+    """A tight plan may start with the wished length and is not sure to."""
+    search = CardSearch(gpu("rtx4090"), 2, latest(), ServeArgs(), CapacityGoal(8192, 1.0, (2,), "balanced"))
+    (row,) = models_on_card([find("qwen2.5-72b-awq")], search, ProcessExecutor(1)).fitting
+    assert row.fit.plan.verdict == "tight"
+    assert row.longest_len == sure_longest_len(row.fit.plan) < 8192
 
 
 def test_a_model_is_listed_once_with_the_checkpoint_that_gives_up_least(on_rtx4090: CardModels) -> None:

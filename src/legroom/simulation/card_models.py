@@ -65,7 +65,7 @@ class CardModel:
     bundled: Bundled
     fit: Fit
     longest_len: int = 0
-    """The longest request of one user that is sure to fit."""
+    """The longest request that is sure to fit, as the plan says; less than the wanted length where it is tight."""
     rate: DecodeRate | None = None
     """Of one user, alone on the server."""
     shared_rate: DecodeRate | None = None
@@ -95,7 +95,7 @@ class CardModel:
             "max_concurrency": self.fit.holds if plan else None,
             "runs_at_once": plan.runs_at_once if plan else None,
             "first_start_concurrency": cold_start(plan).holds if plan else None,
-            "longest_len": self.longest_len or None,
+            "longest_len": self.longest_len if plan else None,
             "tokens_per_s": rate.as_json() if rate else None,
             "all_users_tokens_per_s": shared.as_json(self.users) if shared else None,
             "pooling": is_pooling(plan.args, plan.target.model) if plan else None,
@@ -204,7 +204,7 @@ def card_model(search: CardSearch, bundled: Bundled) -> CardModel:
     if fit.plan is None:
         return CardModel(bundled, fit)
     limit = max(default_and_longest_len(args, target.model, target.release)[1], search.goal.context)
-    longest = max(min(sure_longest_len(fit.plan), limit), search.goal.context)
+    longest = min(sure_longest_len(fit.plan), limit)
     users, engines = math.ceil(search.goal.concurrency), fit.plan.settings.data_parallel_size
     one, each = decode_rates(fit.plan, search.goal.context, (1, math.ceil(users / engines)))
     return CardModel(bundled, fit, longest, one, each, users)

@@ -353,7 +353,10 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
         if step and settings.tensor_parallel_size > 1 and shard % step:
             name = f"weight quantization block_n = {step}" if scheme.block else f"group_size = {step}"
             message = f"Weight input_size_per_partition = {shard} is not divisible by {name}."
-            yield Unsupported(_ID, message, "use a smaller --tensor-parallel-size")
+            stages = settings.tensor_parallel_size * settings.pipeline_parallel_size
+            hint = f"a GPU's {shard:,} rows of the MLP are not whole groups of {step}: split by layers in place of "
+            hint += f"tensors (--pipeline-parallel-size {stages}), or take a checkpoint padded to whole groups"
+            yield Unsupported(_ID, message, hint)
 
 
 def _eplb_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:

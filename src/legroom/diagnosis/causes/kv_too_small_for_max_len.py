@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
-from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
+from legroom.diagnosis.fixes.hardware_fixes import quantized_fix, smaller_weights_fix
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
@@ -186,6 +186,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield half
     if planner.failed_plan is None and not _is_hardly_usable(planner.case):
         yield smaller_weights_fix(planner)
+    if half is None and larger is None:
+        yield quantized_fix(planner, "Smaller weights leave room for the whole length on the same card.")
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
 
 

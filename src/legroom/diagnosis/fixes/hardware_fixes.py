@@ -123,6 +123,22 @@ def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
     )
 
 
+def quantized_fix(planner: FixPlanner, why: str) -> Fix | None:
+    """Fix: a published quantized checkpoint that starts with what was asked for, if need be with an 8-bit KV cache;
+    None without a plan of the failed run, or where none does."""
+    if planner.failed_plan is None:
+        return None
+    from legroom.planning.levers import LEVERS
+
+    levers = {lever.name: lever for lever in LEVERS}
+    checkpoint, cache = levers["quantized weights"], levers["fp8 KV cache"]
+    for half, trades in ({}, checkpoint.trades), ({"kv_cache_dtype": "fp8"}, f"{checkpoint.trades}; {cache.trades}"):
+        changes = ({**flags, **half} for flags in checkpoint.propose(planner.failed_plan))
+        if fix := planner.first_change_that_fits("checkpoint_format", changes, why, trades=trades):
+            return fix
+    return None
+
+
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes where the weights exceed utilization x total: more of it, and where they fill the card, other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
