@@ -27,12 +27,15 @@ def round_up(a: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number; LegroomError, naming `what`, otherwise."""
+    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number from a MiB on; LegroomError, naming `what`, otherwise."""
     found = _NUMBER.fullmatch(text)
     unit = found.group(2).lower() if found else ""
     if not found or unit not in _BYTES:
         raise LegroomError(f"{what} {text!r} is not a size", "write it like 24GiB, 79.1GiB or 85899345920")
-    return int(float(found.group(1)) * _BYTES[unit])
+    size = int(float(found.group(1)) * _BYTES[unit])
+    if not unit and 0 < size < MIB:
+        raise LegroomError(f"{what} {text} lacks its unit", f"write it with its unit, like {text.strip()}GiB")
+    return size
 
 
 def parse_count(text: str, what: str = "number") -> int:

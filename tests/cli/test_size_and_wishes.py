@@ -121,9 +121,9 @@ def test_a_wish_that_only_later_starts_hold_says_so_first(capsys):
 def test_a_second_card_is_the_first_thing_that_a_wish_gives_up(capsys):
     words = ("plan", "qwen3-32b-awq", "--gpu", "4090", "--want-context", "16k", "--want-concurrency", "8")
     words += ("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager")
-    found = answer(capsys, *words)
+    found = answer(capsys, *words, code=1)
     assert found["search"]["gives_up"][0] == "2 cards instead of 1"
-    assert main([*words]) == 0
+    assert main([*words]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("! 1 x NVIDIA GeForce RTX 4090 does not hold 8 requests")
     assert "; 2 x NVIDIA GeForce RTX 4090 do, with Qwen/Qwen3-32B-AWQ" in said

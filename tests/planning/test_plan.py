@@ -238,3 +238,33 @@ def test_weights_whose_groups_a_split_would_cut_are_split_by_layers_instead() ->
     assert legroom.plan("qwen2.5-72b-w4a16", **options, pipeline_parallel_size=2).plan.memory.unsupported is None
     for padded in ("qwen2.5-72b-awq", "qwen2.5-72b-gptq-int4", "qwen2-72b-awq", "qwen2-vl-72b-gptq-int4"):
         assert legroom.plan(padded, **options, tensor_parallel_size=2).plan.memory.unsupported is None
+
+
+def test_what_is_missing_is_missing_for_the_whole_start() -> None:
+    """Weights beyond the card are only the first thing that a start lacks."""
+    for length in (4096, 32768):
+        failing = legroom.plan("qwen3-14b", gpu="rtx4090", max_model_len=length, advice=False)
+        plan, failure = failing.plan, failing.plan.memory.failure
+        assert failure.id == "weights_too_big"
+        larger = gpu("rtx4090").total_bytes + plan.missing_bytes / plan.settings.gpu_memory_utilization
+        cards = (Machine("rtx4090", memory=str(int(larger + more))) for more in (-GIB // 8, GIB // 8))
+        starts = [make_plan(plan.args, plan.target.release, card, advice=False).starts for card in cards]
+        assert starts == [False, True]
+        assert plan.missing_bytes > failure.needed_bytes - failure.available_bytes
+        assert failing.json()["failure"]["missing_bytes"] == plan.missing_bytes
+
+
+@pytest.mark.parametrize("limit", ["4GiB", "2GiB"])
+def test_a_short_host_memory_is_said_once_and_what_helps_on_the_gpu_is_still_found(limit: str) -> None:
+    made = make_plan(ServeArgs(model="llama-3.1-8b"), release("0.32.0"), Machine("rtx4090", host_memory=limit))
+    assert made.memory.failure.id == "kv_too_small_for_max_len"
+    assert any("max_model_len" in each.flags for each in made.advice)
+    assert all(each.plan.verdict != "fits" and each.plan.target.host_limit_bytes for each in made.advice)
+    assert sum("no flag helps where the host's memory is too small" in note for note in made.notes) == 1
+
+
+@pytest.mark.parametrize("size", [{"host_memory": "64"}, {"used": "2"}, {"memory": "24"}])
+def test_a_size_without_its_unit_is_refused_wherever_it_is_read(size: dict[str, str]) -> None:
+    with pytest.raises(LegroomError, match="lacks its unit") as refused:
+        make_plan(ServeArgs(model="llama-3.1-8b"), release("0.32.0"), Machine("rtx4090", **size))
+    assert refused.value.hint.endswith("GiB")

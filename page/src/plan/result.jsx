@@ -16,7 +16,7 @@ const rate = (tokens) => count(tokens);
 function bigFigures(t, plan, speed) {
   const { kv, layout, args, failure } = plan;
   const figures = [];
-  const short = failure ? failure.needed_bytes - failure.available_bytes : 0;
+  const short = failure?.missing_bytes ?? 0;
   if (plan.verdict === "does_not_fit") {
     if (short > 0) figures.push([bytesWords(short), t("big.missing")]);
     if (plan.words.pool.length > 0) figures.push([count(kv.longest_len), t("big.longest")]);

@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine) -> int:
-    """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
+    """Prints the flags that hold the wanted load; the exit code is 1 where none do, or one GPU does not and no number
+    was given."""
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     report = search(deployment.args, deployment.release, where, context, float(concurrency), args.policy)
@@ -116,7 +117,7 @@ def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine
 
         write_file(args.svg, plan_svg(report.answer.best), "picture")
     print_answer(args.json, lambda: report.json(args.explain_math), report.text)
-    return OK if report.answer.best else ANSWER_IS_NO
+    return OK if report.answer.best and not report.answer.one_gpu_lacks else ANSWER_IS_NO
 
 
 def _run_diff(args: argparse.Namespace) -> int:

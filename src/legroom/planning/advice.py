@@ -42,6 +42,8 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
         return advised
+    if _host_memory_is_short(first):
+        return _with_host_note(first, with_advice(_on_any_host(first), keep, enough=enough))
     if first.memory.refused:
         advice = _working_proposal(SUPPORTED, first, kept) or _supported_settings_advice(first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
@@ -91,6 +93,8 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:
         return advised
+    if _host_memory_is_short(first):
+        return _with_host_note(first, with_quick_advice(_on_any_host(first), enough, is_time_up))
     if first.memory.refused:
         supported = _working_proposal(SUPPORTED, first, frozenset(), is_time_up)
         return replace(first, advice=(supported,), advised=True) if supported else first
@@ -105,9 +109,9 @@ def _advice_without_search(first: Plan, kept: KeptFlags) -> Plan | None:
     """The plan with advice where no search is needed: it fits, or its remedy (or that none is) is known; else None."""
     if first.verdict == "fits":
         return first
-    if _host_memory_is_short(first):
-        note = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
-        return replace(first, advised=True, notes=(*first.notes, note))
+    failure = first.memory.failure
+    if _host_memory_is_short(first) and (failure is None or failure.id == "host_ram_oom"):
+        return _with_host_note(first, replace(first, advised=True))
     if first.bug is not None:
         return _with_bug_workaround(first, first.bug, kept)
     if first.starts and lacks_room_for_page_cache(first.target, first.settings, first.memory):
@@ -115,7 +119,6 @@ def _advice_without_search(first: Plan, kept: KeptFlags) -> Plan | None:
         lever = next(lever for lever in LEVERS if lever.propose is less_utilization)
         advice = _working_proposal(lever, first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
-    failure = first.memory.failure
     if first.memory.refused and failure and failure.id in _NO_FLAG_HELPS:
         return replace(first, advised=True)
     return None
@@ -188,11 +191,21 @@ def _with_bug_workaround(first: Plan, bug: KnownBug, kept: KeptFlags) -> Plan:
 
 
 def _host_memory_is_short(first: Plan) -> bool:
-    """Whether the host's memory is too small, and no start-up check of the GPU fails before it."""
-    limit, failure = first.target.host_limit_bytes, first.memory.failure
-    if failure is not None:
-        return failure.id == "host_ram_oom"
+    """Whether the server may come to hold more of the host's memory than it may use, so that no plan of it fits."""
+    limit = first.target.host_limit_bytes
     return limit is not None and limit < first.host.held_bytes
+
+
+def _on_any_host(first: Plan) -> Plan:
+    """The plan without a limit of the host's memory, to find what helps on the GPU."""
+    return replace(first, target=replace(first.target, host_limit_bytes=None))
+
+
+def _with_host_note(first: Plan, advised: Plan) -> Plan:
+    """What was advised without the limit of the host's memory, planned with it, and a note on what to allow."""
+    note = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
+    advice = (replace(each, plan=_plan_with(first, each.flags) or each.plan) for each in advised.advice)
+    return replace(advised, target=first.target, advice=tuple(advice), notes=(*advised.notes, note))
 
 
 def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:

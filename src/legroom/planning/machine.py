@@ -18,7 +18,7 @@ from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.deployment_memory import Measurements
 from legroom.planning.plan import Plan, Target, bugs_of, log_beyond_range, plan_on_named_card
 from legroom.records import dataclass
-from legroom.units import MIB, gib, parse_bytes
+from legroom.units import gib, parse_bytes
 from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
 from legroom.vllm.resolve import resolve, served_model
 
@@ -93,8 +93,6 @@ def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> 
     if machine.used is None:
         return card, 0
     used = parse_bytes(machine.used, "--gpu-used")
-    if 0 < used < MIB:
-        raise LegroomError(f"--gpu-used {machine.used} lacks its unit", "write it with its unit, like 2GiB")
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     return replace(card, screen=False), used  # that figure includes a desktop

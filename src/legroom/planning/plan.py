@@ -226,6 +226,17 @@ class Plan:
         return self.memory.kv.num_blocks > 0 and (failure is None or failure.id not in _NEEDS)
 
     @property
+    def missing_bytes(self) -> int:
+        """What a card lacks for the whole start, with the KV cache of one request, where it fails before it has one; for
+        another failed check about bytes what that lacks; else 0 or less."""
+        failure, kv = self.memory.failure, self.memory.kv
+        short = failure.needed_bytes - failure.available_bytes if failure else 0
+        is_early = failure is not None and failure.id in ("weights_too_big", "loading_oom", "profiling_activation_peak")
+        return (
+            max(short, max(kv.needed_bytes - rank.kv_cache.bytes for rank in self.memory.ranks)) if is_early else short
+        )
+
+    @property
     def layout(self) -> Layout:
         """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest

@@ -87,6 +87,8 @@ class PlannedFailure:
     needed_bytes: int | None = None
     available_bytes: int | None = None
     estimated_max_len: int | None = None
+    missing_bytes: int | None = None
+    """What a card lacks for the whole start: more than the check lacks where it fails before the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)

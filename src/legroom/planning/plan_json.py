@@ -36,7 +36,7 @@ def replan(document: documents.PlanDocument) -> Plan:
 
 def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
-    target, kv, layout = plan.target, plan.memory.kv, plan.layout
+    target, kv, layout, failure = plan.target, plan.memory.kv, plan.layout, plan.memory.failure
     settings = documents.as_json(plan.settings)
     named = {name: value for name, value in settings.items() if name not in _NOT_ARGS}
     terms = {f"{name}_bytes": getattr(layout, name).terms for name in _FIGURES}
@@ -62,7 +62,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocum
         host=_planned_host(plan),
         verdict=plan.verdict,
         reason=plan.reason,
-        failure=documents.PlannedFailure(**asdict(failure)) if (failure := plan.memory.failure) else None,
+        failure=documents.PlannedFailure(**asdict(failure), missing_bytes=plan.missing_bytes) if failure else None,
         advice=tuple(_advice_json(advice) for advice in plan.advice),
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},

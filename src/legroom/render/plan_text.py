@@ -63,8 +63,8 @@ def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield f"{_MARGIN}vLLM {then}stops with:"
     for line in wrap(failure.message, style.width - 4):
         yield f"{_MARGIN}{edge} {line}"
-    needed, _, missing = _shortfall_text(plan).partition(": ")
-    if missing:
+    for line in filter(None, _shortfall_text(plan).split("; ")):
+        needed, _, missing = line.partition(": ")
         yield f"{_MARGIN}{needed}: {style.paint(missing, 'red', 'bold')}"
     if plan.memory.refused:
         yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
@@ -76,7 +76,12 @@ def _shortfall_text(plan: Plan) -> str:
     short = failure.needed_bytes - failure.available_bytes if failure else 0
     if failure is None or short <= 0:
         return ""
-    return f"needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {human_bytes(short)} short"
+    lacks = f"needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {human_bytes(short)} short"
+    whole = plan.missing_bytes
+    request = f"one request of {count(plan.settings.max_model_len)} tokens"
+    return (
+        f"{lacks}; with all that a start needs, and {request}: {human_bytes(whole)} short" if whole > short else lacks
+    )
 
 
 def plan_words(plan: Plan) -> dict[str, Any]:

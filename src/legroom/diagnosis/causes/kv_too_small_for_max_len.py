@@ -179,6 +179,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("raise utilization", "A larger share of the card leaves more for the pool.")
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
+    yield from _fixes_by_fewer_bytes(planner, fits, larger)
+
+
+def _fixes_by_fewer_bytes(planner: FixPlanner, fits: int, larger: Fix | None) -> Iterator[Fix | None]:
+    """Keys and values, or weights, in fewer bits, and more GPUs; `fits` tokens hold now, `larger` is a larger pool."""
     why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"
     half = planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.")
     if half is None and planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case):
