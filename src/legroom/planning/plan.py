@@ -227,14 +227,12 @@ class Plan:
 
     @property
     def missing_bytes(self) -> int:
-        """What a card lacks for the whole start, with the KV cache of one request, where it fails before it has one; for
-        another failed check about bytes what that lacks; else 0 or less."""
+        """What a card lacks for the whole start, with one request's KV cache, where it fails before it has one; else
+        what the failed check lacks."""
         failure, kv = self.memory.failure, self.memory.kv
         short = failure.needed_bytes - failure.available_bytes if failure else 0
         is_early = failure is not None and failure.id in ("weights_too_big", "loading_oom", "profiling_activation_peak")
-        return (
-            max(short, max(kv.needed_bytes - rank.kv_cache.bytes for rank in self.memory.ranks)) if is_early else short
-        )
+        return max(short, *(kv.needed_bytes - rank.kv_cache.bytes for rank in self.memory.ranks)) if is_early else short
 
     @property
     def layout(self) -> Layout:
