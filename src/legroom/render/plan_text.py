@@ -63,9 +63,8 @@ def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield f"{_MARGIN}vLLM {then}stops with:"
     for line in wrap(failure.message, style.width - 4):
         yield f"{_MARGIN}{edge} {line}"
-    for line in filter(None, _shortfall_text(plan).split("; ")):
-        needed, _, missing = line.partition(": ")
-        yield f"{_MARGIN}{needed}: {style.paint(missing, 'red', 'bold')}"
+    for line in wrap(_shortfall_text(plan), style.width, _MARGIN):
+        yield style.paint(line, "red", "bold")
     if plan.memory.refused:
         yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
 
@@ -79,9 +78,7 @@ def _shortfall_text(plan: Plan) -> str:
     lacks = f"needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {human_bytes(short)} short"
     whole = plan.missing_bytes
     request = f"one request of {count(plan.settings.max_model_len)} tokens"
-    return (
-        f"{lacks}; with all that a start needs, and {request}: {human_bytes(whole)} short" if whole > short else lacks
-    )
+    return lacks + f"; with the rest of a start and {request}: {human_bytes(whole)} short" * (whole > short)
 
 
 def plan_words(plan: Plan) -> dict[str, Any]:
