@@ -11,7 +11,7 @@ from legroom.cli.simulate_pool import PoolChoice, pool_of
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 from legroom.planning.autoscaling_policy import scaling_policy
 from legroom.render import simulation_text
-from legroom.simulation import fleet_size, flag_search
+from legroom.simulation import flag_search, fleet_size
 from legroom.simulation.disaggregation import DisaggregatedTimeline, Disaggregation, replay_disaggregated
 from legroom.simulation.replay_outcome import Goal, load_verdict
 from legroom.simulation.trace import Trace
