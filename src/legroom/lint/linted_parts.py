@@ -148,13 +148,11 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
     around = f"{all_text}\n{text}" if kind == "document" or not all_text else all_text
     names = frozenset(flags) if kind != "document" and not is_monitoring else None
     judged_kinds = _LINES_INSIDE.get(kind or "", ()) if is_judged and not is_monitoring else ()
-    inside = [(each.kind, each.source) for each in inner if each.kind in judged_kinds]
-    whole = [("rules" if is_monitoring else kind or "", Text(path, text), names)] if is_judged else []
-    for line_kind, source, server_flags in (
-        *whole,
-        *((each, source, None) for each, source in inside if _ABOUT_VLLM.search(source.text)),
-    ):
-        doubtful = tuple(_doubtful_lines(source, line_kind, around, server_flags))
+    sources = [("rules" if is_monitoring else kind or "", Text(path, text))] if is_judged else []
+    inside = ((each.kind, each.source) for each in inner if each.kind in judged_kinds)
+    sources += ((each, source) for each, source in inside if _ABOUT_VLLM.search(source.text))
+    for line_kind, source in sources:
+        doubtful = tuple(_doubtful_lines(source, line_kind, around, names if source is sources[0][1] else None))
         is_empty = is_empty and not doubtful
         yield LintedPart(doubtful)
     yield LintedPart((*_named_addresses(path, text, kind), *_named_objects(path, text, kind)))

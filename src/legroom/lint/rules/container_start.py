@@ -44,9 +44,8 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
             suggestion = "write $(NAME) in Kubernetes, or start it with sh -c"
             yield finding("container-command", server.place_of(each), message, suggestion, len(each.raw))
     is_built = server.runs == "compose" and server.is_release_assumed  # `image` is then the name of what is built
-    if not images.is_published_by_vllm(image) or images.is_other_build(image) or is_built:
-        return
-    if images.is_for_other_hardware(image):
+    is_changed = images.is_other_build(image) or images.is_for_other_hardware(image) or is_built
+    if not images.is_published_by_vllm(image) or is_changed:
         return
     missing = {"python": "python3"}
     if context.is_release_certain(server) and context.release_of(server).at_least(_image_facts("no_wget_from")):

@@ -65,9 +65,9 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 @checks(Node, "port-unreachable")
 def references_of_manifest(document: Node, context: Context) -> Findings:
     """Services without pods, Ingresses and monitors without Services, autoscalers without workloads, unknown ports."""
-    readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
+    readers = {"Service": _broken_service, "Ingress": _missing_backend, "PodDisruptionBudget": _undrained}
+    readers["ServiceMonitor"] = _blind_monitor
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
-    readers |= {"PodDisruptionBudget": _undrained}
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
     if read is None or "vllm" not in document.source.text[of_monitor].lower():
@@ -141,11 +141,9 @@ def _undrained(budget: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node
     chosen = [each for each in pods if wanted.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
     count = chosen[0].text("spec", "replicas") or "1" if wanted and len(chosen) == 1 else ""
     is_scaled = any(each.text("kind") in ("HorizontalPodAutoscaler", "ScaledObject") for each in manifests)
-    if least is not None and count.isdecimal() and not is_scaled:
-        given = least.scalar or ""
-        if given == "100%" or (given.isdecimal() and int(given) >= int(count)):
-            message = f"with {count} replica{'s' if count != '1' else ''} it forbids every eviction: no node is drained"
-            yield least, message, "write maxUnavailable: 1"
+    given = least.scalar or "" if least is not None and count.isdecimal() and not is_scaled else ""
+    if least is not None and (given == "100%" or (given.isdecimal() and int(given) >= int(count))):
+        yield least, f"of {count} pods it forbids every eviction: no node is drained", "write maxUnavailable: 1"
 
 
 def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:

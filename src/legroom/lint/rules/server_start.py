@@ -172,18 +172,13 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
         message = f"a start is given {limit.seconds:.0f} s: {why}"
         longer = "write a longer start_period" if server.runs == "compose" else "add a longer startup probe"
         is_killed = server.runs == "kubernetes" and limit.seconds < SHORTEST_LIMIT_S / SAFETY
-        waiting = _waiting_services(server, context)
+        key = ("depends_on", server.read_as.removeprefix("compose service "), "condition")
+        services = [pair for document in context.documents for pair in document.items("services")]
+        waiting = [name for name, service in services if service.text(*key) == "service_healthy"]
         message += f", and {waiting[0]}, which waits until it is healthy, does not start" if waiting else ""
         found = finding("start-too-short", limit.place, message, longer)
         is_sure = (is_killed and server.mounts is not None) or (bool(waiting) and own is not None)
         yield found if is_sure else replace(found, severity="note")
-
-
-def _waiting_services(server: StartedServer, context: Context) -> list[str]:
-    """The Compose services that start only once this server's container is healthy."""
-    key = ("depends_on", server.read_as.removeprefix("compose service "), "condition")
-    services = [pair for document in context.documents for pair in document.items("services")]
-    return [name for name, service in services if service.text(*key) == "service_healthy"]
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
