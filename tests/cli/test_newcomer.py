@@ -241,7 +241,7 @@ def test_a_journal_that_is_none_is_told(journal, tmp_path, capsys):
     [
         (["simulate", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "8"], "--synthetic 'poisson rate=8"),
         (["size", "llama-3.1-8b", "--rate", "8", "--prompt", "500", "--output", "100"], "--answer"),
-        (["plan", "llama-3.1-8b", "--gpu", "h100", "--context", "8k"], "--want-context"),
+        (["upgrade", "0.19.0", "0.32.0", "--gpu", "h100", "--context", "8k", "--", "vllm", "serve", "a"], "--context"),
     ],
 )
 def test_an_option_of_another_command_is_answered_with_the_one_for_it(words, option, capsys):

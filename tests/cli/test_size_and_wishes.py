@@ -250,10 +250,10 @@ def test_several_users_are_told_what_context_they_get(capsys):
 
 
 def test_a_wish_in_the_words_of_another_command_is_answered_by_the_option_of_this_one(capsys):
-    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--context", "16k", "--users", "4"]) == 2
-    said = capsys.readouterr().err
-    assert "--want-context" in said
-    assert "--want-concurrency" in said
+    assert (
+        main(["upgrade", "0.19.0", "0.32.0", "--gpu", "h100", "--", "vllm", "serve", "qwen3-8b", "--users", "4"]) == 2
+    )
+    assert "plan, size and models have --users" in capsys.readouterr().err
 
 
 def test_the_limit_of_a_longrope_model_is_its_full_length(capsys):
@@ -342,3 +342,18 @@ def test_a_table_of_gpus_says_what_a_dollar_holds_and_what_its_speeds_leave_out(
     table = " ".join(capsys.readouterr().out.split())
     assert "held/$: requests at once for a dollar an hour" in table
     assert "each of 4: all decoding at this length at once; prompts between make it slower" in table
+
+
+def test_plan_takes_a_wish_in_the_words_of_size_and_models(capsys):
+    pairs = (("--want-context", "--want-concurrency"), ("--context", "--concurrency"), ("--context", "--users"))
+    asked = [(context, "8k", users, "4") for context, users in pairs]
+    assert len({json.dumps(answer(capsys, "plan", "qwen3-8b", "--gpu", "rtx4090", *words)) for words in asked}) == 1
+
+
+def test_a_row_of_models_says_what_the_first_start_holds(capsys):
+    assert main(["models", "qwen3-8b", "--gpu", "rtx4090", "--gpus", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "weights a card" in out
+    row = next(line for line in out.splitlines() if re.match(r"  qwen3-8b ", line))
+    later, first = (float(figure) for figure in re.search(r"([\d.]+) \(([\d.]+)\)", row).groups())
+    assert 0 < first < later

@@ -62,7 +62,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
         CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
         CommandEntry("probe", "measure this machine's own GPU once; later plans use what was measured"),
-        CommandEntry("models", "the models that are known without a network, searchable"),
+        CommandEntry("models", "which models a GPU serves, and those known without a network"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),
     "when it fails": (

@@ -111,9 +111,9 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
 
 _LOAD = "size has --rate, --prompt and --answer, simulate --synthetic 'poisson rate=8 prompt=1000 output=300'"
 WISHES = {
-    "--context": "plan has --want-context, size and models have --context",
-    "--users": "plan has --want-concurrency, size and models have --users, simulate --synthetic 'users=200 ...'",
-    "--concurrency": "plan has --want-concurrency, size --concurrency, models --users",
+    "--context": "plan, size and models have --context",
+    "--users": "plan, size and models have --users, simulate --synthetic 'users=200 ...'",
+    "--concurrency": "plan, size and models have --concurrency",
     **dict.fromkeys(("--rate", "--prompt", "--answer", "--output"), _LOAD),
 }
 """legroom's own options for a wish, for those who gave another command's."""

@@ -123,12 +123,13 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     """(name, text) of each figure: preemptions, peaks, prefix hits, latencies (s or steps), wasted slots."""
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
+    null = ", and the null block" if settings.usable_blocks < settings.num_blocks else ""
     figures = [
         *_users_row(timeline),
         ("load", _load_text(timeline.trace)),
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
-        ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%})"),
+        ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%}){null}"),
         ("peak running", f"{count(tally.peak_running)} of {plural(settings.max_num_seqs, 'sequence')}"),
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]

@@ -9,7 +9,7 @@ from legroom.drawing.text import columns, plural, wrap
 from legroom.facts.bundled import checkpoint_role, find
 from legroom.facts.gpus import GpuPrice, list_prices
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.plan import Plan, ready_command
+from legroom.planning.plan import Plan, cold_start, ready_command
 from legroom.planning.search_space import NODE_GPUS
 from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
@@ -320,7 +320,8 @@ def _card_name(each: CardModel) -> str:
 def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s; below, what they give up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
-    head = ("model", "params", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []))
+    weights = "weights" if asked.gpus == 1 else "weights a card"
+    head = ("model", "params", weights, "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []))
     rows = [tuple(style.paint(word, "dim") for word in head)]
     remarks: dict[str, list[str]] = {}
     for each in models:
@@ -333,6 +334,8 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         for remark in (*([f"* gives up {given_up}"] if given_up else []), *first_start_loss(plan, wanted), *tight):
             remarks.setdefault(remark, []).append(_card_name(each))
         users = f"{plan.holds:.2f}" if plan.runs_at_once == plan.holds else f"{plan.runs_at_once:,}"
+        first = cold_start(plan).holds
+        users += f" ({first:.2f})" if plan.runs_at_once == plan.holds > 1.01 * first else ""
         pool = (users, f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         mark = style.paint("*", "orange") if given_up else ""
         weights = f"{'~' * plan.target.model.assumed}{gib(plan.layout.weights.bytes, 1)}"
@@ -358,7 +361,8 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield ""
         speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else _SIZE_ALONE
         order = "the most parameters first, which is no measure of quality; " if answer.order == "size" else ""
-        meaning = f"{order}users: requests of that length at once; longest: of one request, for sure; {speed}."
+        users = "users: requests of that length at once (on the first start)"
+        meaning = f"{order}{users}; longest: of one request, for sure; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.search.goal.concurrency > 1 else ""
         if any(each.fit.plan and each.fit.plan.target.model.assumed for each in answer.fitting):
             meaning += " ~: estimated, as the config of the checkpoint was not read."
