@@ -12,7 +12,7 @@ from legroom.version import __version__
 
 Edition = Literal["served", "static"]
 PAGE_FOLDER = Path(__file__).with_name("page")
-_META = re.compile(rb'(<meta name="legroom-(?:edition|version)" content=")[^"]*(")')
+_META = re.compile(rb'(<meta name="legroom-(edition|version)" content=")[^"]*(")')
 _NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")
 """Excludes names that begin with a dot: parent folders and hidden files."""
 _MEDIA_TYPES = dict.fromkeys((".js", ".mjs"), "text/javascript")
@@ -53,8 +53,4 @@ def _load_page_file(file: Path, changed_ns: int) -> PageFile:
 def with_edition(html: bytes, edition: Edition) -> bytes:
     """The page with its edition and version in its meta tags."""
     values = {b"edition": edition.encode(), b"version": __version__.encode()}
-
-    def with_value(tag: re.Match[bytes]) -> bytes:
-        return tag[1] + next(value for name, value in values.items() if b"legroom-" + name in tag[1]) + tag[2]
-
-    return _META.sub(with_value, html)
+    return _META.sub(lambda tag: tag[1] + values[tag[2]] + tag[3], html)

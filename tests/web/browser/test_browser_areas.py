@@ -290,7 +290,7 @@ def test_simulate_refuses_the_flags_that_plan_refuses(served, open_page):
         page.wait_for_selector(".simulation .note.bad")
         assert f"{flag} -1 is out of range" in page.inner_text(".simulation .note.bad")
         page.get_by_label(flag).fill("")
-        assert page.locator(".simulation .note.bad").count() == 0
+        wait_until(page, "!document.querySelector('.simulation .note.bad')")
     page.get_by_label("--max-num-batched-tokens").fill("99999999")
     replay.click()
     page.wait_for_selector(".simulation .note.bad")

@@ -123,7 +123,7 @@ def test_tab_goes_from_the_model_to_the_next_field(served, open_page):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('role')") == "combobox"
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.type") == "number"
+    assert page.evaluate("document.activeElement.labels[0].innerText") == "How many"
 
 
 def test_a_part_of_a_link_that_cannot_be_read_is_named(served, open_page):
@@ -628,7 +628,7 @@ def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open
         ("max_num_seqs=-1", "--max-num-seqs", "out of range"),
         ("tensor_parallel_size=3", "--tensor-parallel-size", "does not divide"),
         ("cpu_offload_gb=x", "--cpu-offload-gb", "takes a number"),
-        ("gpu_memory=x", "GPU memory", "is not a size"),
+        ("gpu_memory=x", "GPU memory, GiB", "a size, like"),
         ("gpu=nope", "GPU", "not known"),
     ],
 )
