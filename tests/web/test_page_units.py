@@ -282,3 +282,19 @@ def test_the_budget_and_the_servers_to_pack_are_in_the_address():
     setup = evaluated("setup.js", again)
     assert {name: setup[name] for name in asked} == asked
     assert setup["flags"] == {} and "unread" not in setup
+
+
+def test_only_a_load_that_is_held_without_a_but_has_the_tone_of_one_that_is_held():
+    request = {"plan": {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 32768}}}
+    tones = {}
+    for rate in (1, 8, 16):
+        found = answer("simulate", {**request, "mix": {"requests": 200, "rate_per_s": rate}})
+        assert found["verdict"] == "holds"
+        assert not found["rejected"]
+        but = "none" if found["sustained"] is not False else "not if it goes on"
+        but = "not with the slowest steps" if found["slowest"] and not found["slowest"]["holds"] else but
+        shown = {key: found.get(key) for key in ("verdict", "rejected", "slowest", "sustained")}
+        tones[but] = evaluated("simulate/tone.js", f"page.toneOf({json.dumps(shown)})")
+    assert tones == {"none": "good", "not with the slowest steps": "fair", "not if it goes on": "fair"}
+    assert evaluated("simulate/tone.js", 'page.toneOf({verdict: "holds", rejected: 2, slowest: null})') == "fair"
+    assert evaluated("simulate/tone.js", 'page.toneOf({verdict: "falls_behind", slowest: {holds: false}})') == "bad"

@@ -3,10 +3,7 @@ import { Notes } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { count } from "../units.js";
 import { Chart, joined } from "./chart.jsx";
-
-const VERDICT_CLASS = { holds: "good", holds_with_waiting: "fair", serves_late: "fair", falls_behind: "bad", turns_away: "bad" };
-// A load of which a part is turned away is not held without a "but".
-const toneOf = ({ verdict, rejected }) => (verdict === "holds" && rejected > 0 ? "fair" : VERDICT_CLASS[verdict]);
+import { toneOf } from "./tone.js";
 
 // One run, or two on the same axes: the verdict, what belongs to it, the curves, and the figures.
 export function Runs({ runs, children }) {
