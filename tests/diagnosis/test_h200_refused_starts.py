@@ -1,4 +1,4 @@
-"""vLLM 0.32 refused or out of memory in 46 ways on an H200, and what it then ran with there."""
+"""vLLM 0.32 refused or out of memory in 64 ways on an H200, and what it then ran with there."""
 
 from __future__ import annotations
 

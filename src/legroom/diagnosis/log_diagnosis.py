@@ -44,6 +44,7 @@ MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024  # Start of a log in which a pasted command is looked for.
 _INSTRUCTION = re.compile(r"(?:FROM|ARG|ENV|RUN|CMD|ENTRYPOINT|COPY|ADD|WORKDIR|EXPOSE|USER|LABEL|HEALTHCHECK|SHELL)\s")
 _KILLS = ("killed_word", "sigkill")
+_MAY_HANG = re.compile(r"\b(?:may|might|could|would) (?:\w+ )?hang\b")
 _OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
 
@@ -186,7 +187,9 @@ def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _is_plausible(item: Evidence) -> bool:
-    """Whether the line's free bytes exceed neither the card's total nor the desired bytes."""
+    """Whether the line's free bytes exceed neither the card's total nor the desired bytes, and a hang is no warning."""
+    if item.id == "hang_told":
+        return not _MAY_HANG.search(item.text)
     free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
     return item.id != "free_below_desired" or free is None or free <= min(total or free, desired or free)
 

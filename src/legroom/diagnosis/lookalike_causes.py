@@ -95,7 +95,9 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
         return
     kind, evidence = match
     line, other = _matched_line(kind, evidence, planner), other_engine(planner.case)
-    fixes = (_make_fix(fix, line, planner) for fix in kind.fixes)
+    given = {name for fix in kind.fixes for name in fix.flags if getattr(planner.given_args, name, None) is not None}
+    offered = (fix for fix in kind.fixes if not fix.is_for_given or fix.flags.keys() <= given)
+    fixes = (_make_fix(fix, line, planner) for fix in offered)
     yield from fixes if other is None else _fixes_of_any_engine(fixes, other_engine_name(other.id))
 
 
@@ -148,6 +150,8 @@ def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
         return Strength.USUAL  # a real shortage explains it
     if evidence.id == "hang_told" and (case.highest_kv_usage_percent >= FULL_POOL_PERCENT or case.generates):
         return Strength.POSSIBLE  # requests that wait for blocks look like a hang
+    if evidence.role == "exception" and is_informational(evidence) and case.was_ready and not case.has("failure_told"):
+        return Strength.NONE  # the server survived it
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
         is_other = case.has("exception") or case.first_failure not in (None, evidence)
         return Strength.POSSIBLE if is_other else Strength.SUGGESTED

@@ -60,6 +60,8 @@ class LookalikeFix:
     steps: tuple[str, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    is_for_given: bool = False
+    """Only where the failed run was given these flags."""
 
 
 @dataclass(frozen=True, slots=True)

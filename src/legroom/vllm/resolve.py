@@ -1,7 +1,7 @@
 """From ServeArgs to the served model and to the EngineSettings that a release resolves for it on one GPU."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,13 +28,14 @@ def served_model(args: vllm_args.ServeArgs) -> Model:
     return with_draft(load(args.model, overrides=config_overrides(args)), args)
 
 
-def with_draft(model: Model, args: vllm_args.ServeArgs) -> Model:
-    """The model with the draft of --speculative-config; an unreadable head is left out, a draft model raises."""
+def with_draft(model: Model, args: vllm_args.ServeArgs, read: Callable[[str], Model] = load) -> Model:
+    """The model with the draft of --speculative-config, which `read` finds by its name; an unreadable head is left
+    out, a draft model raises."""
     name = vllm_args.draft_name(args.speculative_config)
     if not name:
         return model
     try:
-        return replace(model, draft=load(name))
+        return replace(model, draft=read(name))
     except LegroomError as error:
         if vllm_args.draft_method(args.speculative_config) != "draft_model":
             return model

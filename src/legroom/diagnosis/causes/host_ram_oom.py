@@ -11,7 +11,8 @@ from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.diagnosis.finding import Strength
 from legroom.facts import read_data
 from legroom.facts.log_messages import message_group
-from legroom.units import GIB, KIB, gib
+from legroom.units import GIB, KIB, cdiv, gib
+from legroom.vllm.args import other_values
 from legroom.vllm_logs.evidence import Evidence
 
 _CERTAIN = message_group("host_memory")
@@ -27,6 +28,7 @@ _BY_SIGN = (
     ("streamer_loader", "bounded_streamer"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
+_LARGE_SHM_GIB = 10  # What the steps of `larger_shm` name; NCCL's segments of a node take a few GiB.
 _LITTLE_LEFT = 20  # Ray's monitor and earlyoom act at a twentieth of the RAM.
 _NODE_LIMITS = {"CONSTRAINT_CPUSET": "wider_cpuset", "CONSTRAINT_MEMORY_POLICY": "wider_memory_policy"}
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
@@ -176,9 +178,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("cpu_share_told"):
         yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        shm, compose = known_fix("larger_shm"), "docker compose" if case.has("compose_told") else "docker run"
-        here = "Kubernetes" if case.has("kubernetes_told") else compose
-        yield replace(shm, steps=tuple(sorted(shm.steps, key=lambda step: not step.startswith(here))))
+        yield from _shm_fixes(planner)
         return
     elif case.has("mmap_failed"):
         mapped = case.number("mmap_failed", "bytes_count") or 0
@@ -213,6 +213,27 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
     yield known_fix("small_shards")
+
+
+def _shm_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes (None: not applicable) for a /dev/shm that is too small, by the platform and the size that is named."""
+    case, shm = planner.case, known_fix("larger_shm")
+    yield _smaller_offload_region(planner)
+    compose = "docker compose" if case.has("compose_told") else "docker run"
+    here = "Kubernetes" if case.has("kubernetes_told") else compose
+    size_gib = max(cdiv(case.number("shm_insufficient", "required_bytes") or 0, GIB), _LARGE_SHM_GIB)
+    sized = (step.replace(f"{_LARGE_SHM_GIB}g", f"{size_gib}g") for step in shm.steps)
+    yield replace(shm, steps=tuple(sorted(sized, key=lambda step: not step.startswith(here))))
+
+
+def _smaller_offload_region(planner: FixPlanner) -> Fix | None:
+    """Fix: offloaded KV blocks that /dev/shm has room for; None where the text does not say what was free there."""
+    required, free = (planner.case.number("shm_insufficient", f"{part}_bytes") for part in ("required", "free"))
+    left_gib = int((free or 0) * 0.9) // GIB
+    if not required or not left_gib or other_values(planner.given_args, "--kv-offloading-size") is None:
+        return None
+    why = f"The region for offloaded KV blocks takes {gib(required)} of /dev/shm, and {gib(free or 0)} are free there."
+    return Fix("cpu_offload", why, {"kv_offloading_size": left_gib}, trades="fewer offloaded blocks", proven=True)
 
 
 def _ram_used_up(case: Case) -> tuple[int, int] | None:

@@ -124,7 +124,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"What the card lacks, and 2 GiB for a step, stays in host RAM: {rest} GiB."
         trades = "every step copies that part over the bus: much slower"
         yield Fix("cpu_offload", why, {"cpu_offload_gb": float(rest)}, trades=trades, is_unplanned=True)
-    if planner.case.has("transformers_backend"):
+    if planner.case.has("transformers_backend") and (planner.known.ranks > 1 or not planner.known.ranks_known):
         is_chosen = "--model-impl" in " ".join(planner.given_args.others)
         yield known_fix("backend_of_vllm" if is_chosen else "native_model")
     elif _is_unsplit(planner):

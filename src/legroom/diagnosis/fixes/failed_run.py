@@ -28,6 +28,7 @@ from legroom.vllm_logs.log_sources import names_a_file
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.diagnosis.case import Case
+    from legroom.facts.model import Model
     from legroom.planning.plan import Plan, Target
     from legroom.vllm_logs.startup_log import Startup
 
@@ -192,11 +193,10 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
     if not known.args.model or known.gpu is None:
         return None
     from legroom.planning.plan import Target, plan, plan_on_named_card
-    from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
     args = known.args
     try:
-        model, seen = load_logged_model(known.args.model), _logged_sizes(case)
+        model, seen = _logged_model(known.args), _logged_sizes(case)
         if (args.pipeline_parallel_size or 1) > 1 and not all_ranks_logged(case, args.gpus_needed):
             seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
         others = _neighbours_bytes(case)
@@ -213,6 +213,18 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         return plan(_with_logged_pool(made, case), args)
     except NOT_PLANNABLE:
         return None
+
+
+def _logged_model(args: ServeArgs) -> Model:
+    """The model with its draft, by the names that the log prints; without a draft of which nothing is known."""
+    from legroom.vllm.resolve import with_draft
+    from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
+
+    model = load_logged_model(args.model)
+    try:
+        return with_draft(model, args, load_logged_model)
+    except LegroomError:
+        return model
 
 
 def weights_and_pool_beyond_card(case: Case, known: KnownDeployment) -> int:
