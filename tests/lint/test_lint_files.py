@@ -216,6 +216,7 @@ def manifest(**changes):
     }
     pod = {
         "terminationGracePeriodSeconds": 120,
+        "runtimeClassName": "nvidia",
         "containers": [{**container, **changes.get("container", {})}],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         **changes.get("pod", {}),

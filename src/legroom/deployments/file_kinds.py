@@ -29,6 +29,8 @@ def kind_of(path: str, text: str) -> Kind:
         return _BY_SUFFIX[name.suffix.lower()]
     if re.search(r"(^|[._-])env$|^\.env", name.name):
         return "env"
+    if name.name.startswith("_") and path.endswith(".tpl"):
+        return "text"  # helpers of a chart
     if "compose" in name.name:
         return "yaml"
     if name.name.lower().startswith(("dockerfile", "containerfile")):

@@ -11,7 +11,7 @@ from typing import Any
 from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
 from legroom.deployments.source_text import Place, Text, Unread
-from legroom.deployments.subjects import FilePart, Subject
+from legroom.deployments.subjects import FilePart, InvokedCommand, Subject
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts import pattern, read_data
@@ -33,6 +33,8 @@ _VLLM_SOURCE = pattern("linted_parts.vllm_source")
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
 _EXAMPLE = re.compile(r"\.env\.[\w.-]*(example|sample|template)|\.(example|sample)$")
+_NOWHERE, _LOST = r"(?!)", re.compile(r"VLLM_\w*ARGS[\"']?\s*\n\s*value:.")
+_BUILT = (pattern("linted_parts.compose_build"), pattern("linted_parts.docker_build"))
 _NUMBERS = ("times", "each_s", "more", "less")
 _LONGEST_TEXT, _MOST_LINES = 2**18, 8
 """Longer files are data, and their lines are not judged one by one."""
@@ -42,6 +44,7 @@ _ADDRESS, _ASKED_MODEL = pattern("linted_parts.address"), pattern("linted_parts.
 _KUBECTL, _MAKES_OBJECTS = pattern("linted_parts.kubectl"), pattern("linted_parts.makes_objects")
 _OBJECT_KINDS = {"deploy": "Deployment", "svc": "Service", "service": "Service", "sts": "StatefulSet"}
 _OBJECT_KINDS |= {"stateful": "StatefulSet", "i": "InferenceService", "servingruntime": "ServingRuntime"}
+_JINJA = re.compile(r"\{%-?\s*(?:block|extends|include|if|for)\b")
 _ITEM = re.compile(r"\n *- ")
 _DECLARES = re.compile(r"add_argument\(\s*[\"']$")
 _LINES_INSIDE: Mapping[str, tuple[Kind, ...]] = {
@@ -132,6 +135,9 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
             lines = {server.place_of(word).line for word in server.words}
             # Words of a quoted text stand where it begins, and each may have a line of its own.
             read_lines |= lines if len(lines) > 1 else set(range(min(lines), min(lines) + len(server.words)))
+        commands = (each for each in part.subjects if isinstance(each, InvokedCommand))
+        cut_off = [each for each in commands if "".join(each.texts()[:1]).startswith("--")]
+        read_lines |= {each.locate(word.offset).line for each in cut_off for word in each.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
             yield linted
@@ -157,7 +163,9 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
         yield LintedPart(doubtful)
     yield LintedPart((*_named_addresses(path, text, kind), *_named_objects(path, text, kind)))
     nothing = nothing or read_data("lint_rules.json")["nothing"].get(kind or "", "")
-    if is_empty and nothing:
+    if kind == "shell" and not flags and _JINJA.search(text):
+        yield Skipped(path, "a template of Jinja, of which no server was understood: render it first")
+    elif is_empty and nothing:
         yield Skipped(path, nothing)
 
 
@@ -192,10 +200,11 @@ def _named_addresses(path: str, text: str, kind: Kind | None) -> Iterator[NamedA
 def _unclaimed_flags(path: str, text: str, read_lines: set[int], own: frozenset[str]) -> UnclaimedFlags | None:
     """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one; `own`:
     the options of programs among the linted files."""
+    lost = {text.count("\n", 0, each.end()) + 1 for each in _LOST.finditer(text)}  # lines that vLLM does not read
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
-        if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLM_FLAG.search(line))
+        if number not in read_lines | lost and not line.lstrip().startswith("#") and (flag := _VLLM_FLAG.search(line))
         if plain_name(flag[0]) not in own
     ]
     if not unclaimed:
@@ -216,7 +225,7 @@ def _doubtful_lines(
     names = mistaken_names(told, kind, all_text, server_flags) if server_flags is not None else ()
     for offset, row in (*names, *_lines_in_data(texts, kind, all_text)):
         place = source.place(offset)
-        if row["rule"] == "secret-written" and _EXAMPLE.search(path):
+        if (row["rule"] == "secret-written" and _EXAMPLE.search(path)) or _is_found(row.get("not_in", _NOWHERE), path):
             continue  # a value to be replaced
         if (place.line, row["rule"]) not in said:
             said.add((place.line, row["rule"]))
@@ -237,6 +246,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterat
             for each in islice(matches, _MOST_LINES)
             if _has_wanted_numbers(each, row)
             and not _OF_COMMIT.search(each["at"])
+            and not (row["rule"] == "image-moving" and _is_local(each["at"], all_text))
             and not _DECLARES.search(each.string, max(each.start("at") - 40, 0), each.start("at"))
             and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
@@ -252,6 +262,13 @@ def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
     counts = {name: int(number) for name, number in found.groupdict().items() if name in _NUMBERS and number}
     is_short = counts.get("times", 0) * counts.get("each_s", 1) < row.get("below_s", math.inf)
     return is_short and counts.get("more", 1) > counts.get("less", 0)
+
+
+@lru_cache(maxsize=256)
+def _is_local(image: str, all_text: str) -> bool:
+    """Whether nothing pulls an image: a linted file builds it, or its name of vLLM has no registry and no account."""
+    built = {name for way in _BUILT for found in way.finditer(all_text) for name in found.groups() if name}
+    return image in built or re.fullmatch(r"(?=[\w.-]*vllm)[\w.-]+:[\w.-]+", image) is not None
 
 
 @lru_cache(maxsize=256)

@@ -145,10 +145,17 @@ def _files_in(path: str) -> Iterable[str]:
     for inner in sorted(folder.rglob("*")):
         name = plain_path(inner.name)
         suffixes = {Path(each).suffix.lower() for each in (name, inner.name)}
-        is_searched = not SEARCHED.isdisjoint(suffixes) or _BY_NAME.fullmatch(name)
+        is_searched = not SEARCHED.isdisjoint(suffixes) or _BY_NAME.fullmatch(name) or _is_script(inner)
         is_hidden = any(re.match(r"\.(?!env(\.|$)|github$)", part) for part in inner.relative_to(folder).parts)
         if is_searched and not is_hidden and inner.is_file():
             yield str(inner)
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file without an ending begins as a script of a shell."""
+    with suppress(OSError), path.open("rb") as file:
+        return not path.suffix and re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(64)) is not None
+    return False
 
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: Iterable[Unread] = ()) -> LintReport:

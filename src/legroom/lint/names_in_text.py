@@ -22,7 +22,7 @@ _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|RO
 _FLAG = pattern("names_in_text.flag")
 
 _OWN_RELEASE, _WHOLE = pattern("names_in_text.own_release"), pattern("names_in_text.whole")
-_TOKEN = pattern("names_in_text.token")
+_TOKEN, _NEWEST = pattern("names_in_text.token"), pattern("names_in_text.newest")
 
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
 _OF_SERVER = pattern("names_in_text.of_server")
@@ -84,8 +84,9 @@ def own_options(text: str) -> frozenset[str]:
 def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
     """Variables that nobody reads, removed flags, releases with a vulnerability, and gated models without a token; in
     one file's `text`, by what `all_text` of the linted files has."""
-    if kind in ("yaml", "env", "dockerfile", "shell"):
-        yield from _unread_variables(text, all_text, is_built=kind == "dockerfile")
+    is_read = kind in ("yaml", "env", "dockerfile", "shell")
+    unread = list(_unread_variables(text, all_text, is_built=kind == "dockerfile") if is_read else ())
+    yield from unread
     if kind == "env":
         yield from _lost_variables(text, all_text)
     releases = [known_release(version) for version in named_releases(all_text) & {*known_releases()}]
@@ -93,11 +94,14 @@ def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
         is_read = any(name in flags_of(each) for each in (latest(), *releases))
-        if name in flags_ever() and name not in server_flags | own and not is_read:
+        is_lost = any(at < word.start() and text.count("\n", at, word.start()) < 2 for at, _ in unread)
+        if name in flags_ever() and name not in server_flags | own and not (is_read or is_lost):
             problem = explain_unknown(name, latest())
             if problem.kind in ("removed", "renamed"):
                 suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
-                yield word.start(), {"rule": "flag-removed", "message": problem.message, "suggestion": suggestion}
+                row = {"rule": "flag-removed", "message": problem.message, "suggestion": suggestion}
+                is_newest = not releases and "{{" not in text and _NEWEST.search(text) is not None
+                yield word.start(), row | ({"severity": "warning"} if is_newest else {})
     for row in read_data("release_holes.json")["rows"][:1]:
         fixed = Release(row["fixed_in"], row["fixed_in"])
         pin = next((each for each in _OWN_RELEASE.finditer(text) if fixed.after(each[1])), None)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
@@ -70,11 +71,19 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
-    if read is None or "vllm" not in document.source.text[of_monitor].lower():
+    selector = _labels(document, "spec", "selector") if document.text("kind") == "Service" else {}
+    pods = [each for each in context.manifests if selector and each.text("kind") in _WORKLOADS]
+    chosen = [each for each in pods if selector.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
+    told = (document.source.text[of_monitor], *(each.source.text for each in chosen))
+    if read is None or "vllm" not in "".join(told).lower():
         return
     for node, message, suggestion in read(document, context.manifests):
         found = finding("port-unreachable", document.source.place(node.offset), message, suggestion)
-        yield replace(found, severity="note")
+        folder = Path(document.source.path).parent
+        beside = {each.text("kind") for each in context.manifests if Path(each.source.path).parent == folder}
+        is_open = "kustomize" in context.platform_signs or "{{" in document.source.text or beside.isdisjoint(_WORKLOADS)
+        is_sure = message.startswith("none of these files has a Service") and not is_open
+        yield replace(found, severity="warning" if is_sure else "note")
 
 
 def _labels(manifest: Node, *keys: str) -> dict[str, str]:

@@ -154,7 +154,8 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
     found = finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
-    is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain
+    is_newest = problem.kind == "removed" and "newest-build" in context.platform_signs and not server.named_release
+    is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain and not is_newest
     is_open = is_open or (problem.kind == "unknown" and server.runs == "config" and not _is_typo(server, problem))
     return replace(found, severity="note") if is_open else found
 
