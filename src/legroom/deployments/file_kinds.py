@@ -29,15 +29,13 @@ def kind_of(path: str, text: str) -> Kind:
         return _BY_SUFFIX[name.suffix.lower()]
     if re.search(r"(^|[._-])env$|^\.env", name.name):
         return "env"
-    if name.name.startswith("_") and path.endswith(".tpl"):
-        return "text"  # helpers of a chart
     if "compose" in name.name:
         return "yaml"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
     if is_makefile(path):
         return "shell"
-    if re.match(r"requirements.*\.txt$|[\w.-]*nginx[\w.-]*\.conf$", name.name):
+    if re.match(r"requirements.*\.txt$|[\w.-]*nginx[\w.-]*\.conf$|_helpers$", name.name):  # the last are of a chart
         return "text"
     kind = kind_by_first_line(text)
     if kind == "json":

@@ -135,9 +135,9 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
             lines = {server.place_of(word).line for word in server.words}
             # Words of a quoted text stand where it begins, and each may have a line of its own.
             read_lines |= lines if len(lines) > 1 else set(range(min(lines), min(lines) + len(server.words)))
-        commands = (each for each in part.subjects if isinstance(each, InvokedCommand))
-        cut_off = [each for each in commands if "".join(each.texts()[:1]).startswith("--")]
-        read_lines |= {each.locate(word.offset).line for each in cut_off for word in each.words}
+        for each in part.subjects:
+            if isinstance(each, InvokedCommand) and "".join(each.texts()[:1]).startswith("--"):
+                read_lines.add(each.locate(each.words[0].offset).line)
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
             yield linted

@@ -71,10 +71,9 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
-    selector = _labels(document, "spec", "selector") if document.text("kind") == "Service" else {}
-    pods = [each for each in context.manifests if selector and each.text("kind") in _WORKLOADS]
-    chosen = [each for each in pods if selector.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
-    told = (document.source.text[of_monitor], *(each.source.text for each in chosen))
+    wanted = _labels(document, "spec", "selector").items()
+    chosen = [each for each in context.manifests if wanted <= _labels(_pod_of(each), "metadata", "labels").items()]
+    told = (document.source.text[of_monitor], *(each.source.text for each in chosen if wanted))
     if read is None or "vllm" not in "".join(told).lower():
         return
     for node, message, suggestion in read(document, context.manifests):
