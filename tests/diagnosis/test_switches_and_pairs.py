@@ -170,7 +170,7 @@ def test_a_need_above_the_card_is_weights_that_do_not_fit() -> None:
     finding = diagnosed(text).findings[0]
     assert finding.cause == "weights_too_big"
     assert "16.00 GiB of GPU memory are needed, and the card has 7.66 GiB" in finding.why
-    assert finding.fixes[0].flags == {"cpu_offload_gb": 11.0}
+    assert finding.fixes[0].flags == {"cpu_offload_gb": 13.0}
 
 
 def test_a_process_list_that_adds_up_decides_for_a_program_that_is_not_named() -> None:

@@ -195,13 +195,16 @@ def _is_plausible(item: Evidence) -> bool:
 
 
 def _with_false_oom(item: Evidence, is_of_objects: bool) -> Evidence:
-    """The evidence; as `false_oom` where an XPU refused on a free card, as `garbage_length` for an absurd size."""
+    """The evidence; as `false_oom` where a free XPU or AMD GPU refused, as `garbage_length` for an absurd size."""
     oom = parse_torch_oom(item) if item.id == "torch_oom" else None
     if is_of_objects and oom is not None and oom.wanted_bytes > (oom.total_bytes or math.inf):
         return replace(item, id="garbage_length")
-    free, total = (oom.free_bytes or 0, oom.total_bytes or 0) if oom is not None and oom.platform == "XPU" else (0, 0)
-    is_false = oom is not None and 0 < total <= 4 * (free - oom.wanted_bytes) and free + (oom.torch_bytes or 0) <= total
-    return replace(item, id="false_oom") if is_false else item
+    if oom is None or oom.platform not in ("XPU", "HIP"):
+        return item
+    free, total = oom.free_bytes or 0, oom.total_bytes or 0
+    is_false = 0 < total <= 4 * (free - oom.wanted_bytes) and free + (oom.torch_bytes or 0) <= total
+    is_tiny = oom.platform == "XPU" or (16 * oom.wanted_bytes < free and 4 * free > 3 * total)
+    return replace(item, id="false_oom") if is_false and is_tiny else item
 
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:

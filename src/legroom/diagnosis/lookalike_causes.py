@@ -21,6 +21,8 @@ _OF_VLLM = message_group("of_vllm")  # Messages that no other program prints, bu
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")  # vLLM by name, or a flag of it.
+_PORTS = ("engine_vllm_cpp", "engine_nano_vllm", "engine_vllm_rs")
+"""Programs of their own with vLLM in the name, which take some of its flags."""
 _NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm")
 _LEVEL_CHARS = 160  # The logger's level stands within this many characters of a line.
 
@@ -38,11 +40,12 @@ def other_engine(case: Case) -> Evidence | None:
     other = next((item for item in found if "package" in item.facts), found[0] if found else None)
     is_package = other is not None and "package" in other.facts
     by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
+    by_vllm = by_vllm and not (is_package and other is not None and other.id in _PORTS)
     if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
         return None
     named = case.first("vllm_named")
     is_compared = named is not None and named.line < other.line and not other.facts and not case.traceback_frames
-    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and _NAMES_VLLM.search(other.text)
+    beside_vllm = other.id not in _PORTS and _NAMES_VLLM.search(other.text)
     has_frames = any(frame.line != other.line for frame in case.traceback_frames)
     is_framed = has_frames and not is_package and "image" not in other.facts
     return None if is_compared or beside_vllm or is_framed else other

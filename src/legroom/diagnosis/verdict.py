@@ -186,6 +186,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
     is_short = is_short or any(
         prose("shortage_words").search(item.window) for item in case.evidence if item.role in _FAILED
     )
+    is_short = is_short and not case.has("false_oom")
     assessed = [(cause, found) for cause in causes() if cause.domain == "other" and (found := cause.examine(case))]
     if is_short or not assessed:
         meaning = other_engine_meaning(other.id, "\n".join(item.window or item.text for item in case.evidence))
@@ -245,7 +246,7 @@ def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
     """Whether only the description's words show the first cause: no printed failure or figure, and no plan."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
-    printed = ("milestone", "once", "stats", "need_told")
+    printed = ("milestone", "once", "stats", "need_told", "leak_named")
     return case.is_only_described and not is_planned and not any({item.role, item.id} & {*printed} for item in shown)
 
 

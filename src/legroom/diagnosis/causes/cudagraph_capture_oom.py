@@ -32,6 +32,8 @@ def _strength(case: Case) -> Strength:
         return Strength.SHOWN
     if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
         return Strength.SHOWN
+    if (case.startup.graph_bytes or 0) > 3 * _GRAPH_BYTES // 2 and case.oom is None and not case.has_site_frame:
+        return Strength.SHOWN  # far more than graphs take as a rule, and nothing else is sized
     total, share = case.startup.gpu_total_bytes or 0, case.startup.args.gpu_memory_utilization or 1
     if case.site == "kv" and total * (1 - share) > 2 * _GRAPH_BYTES and not case.has("capturing"):
         return Strength.FAINT  # more than any graphs take is left beside the budget

@@ -397,7 +397,13 @@ def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
         parts = ", ".join(
             f"{share:g} becomes {share * (1 - card_holders.SPARE_SHARE) / sum(shares):.2f}" for share in shares
         )
-        free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
+        steps = (parts, *known_fix("shares_below_one").steps)
+        layout, total = planner.failed_plan.layout if planner.failed_plan else None, planner.total_bytes
+        least = layout.weights.bytes + layout.activation.bytes if layout is not None else 0
+        if total and least * len(shares) > (1 - card_holders.SPARE_SHARE) * total - len(shares) * GIB:
+            needs = {"count": len(shares), "least": gib(least), "all": gib(len(shares) * least), "total": gib(total)}
+            steps = (reason("shares_too_small", needs), *steps)
+        free_it = replace(known_fix("shares_below_one"), steps=steps)
     return _with_utilization_of_free_card(planner, free_it)
 
 

@@ -31,14 +31,16 @@ _BY_SIGN = (
 _LARGE_SHM_GIB = 10  # What the steps of `larger_shm` name; NCCL's segments of a node take a few GiB.
 _LITTLE_LEFT = 20  # Ray's monitor and earlyoom act at a twentieth of the RAM.
 _NODE_LIMITS = {"CONSTRAINT_CPUSET": "wider_cpuset", "CONSTRAINT_MEMORY_POLICY": "wider_memory_policy"}
-_CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
+_CGROUP_MARKS = re.compile(
+    "cgroup out of memory|CONSTRAINT_MEMCG|(?<!not a )(?<!not )(?<!no )cgroup (?:cap|limit)|failcnt"
+)
 _LIMITED = re.compile(r"(?i)kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
 """What names the memory limit of a container or job, or the exit code that its platform reports."""
 
 
 def is_of_container(case: Case) -> bool:
     """Whether the kernel names the limit of a container, not the machine's memory."""
-    return any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
+    return any(_CGROUP_MARKS.search(item.text) for item in case.evidence)
 
 
 def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
@@ -203,6 +205,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         pool, smaller = planner.known.args.kv_cache_memory_bytes, None
         if pool is not None and case.has("killed_process", "sigkill"):
             smaller = planner.lower_utilization(pool // 8, reason("pool_is_ram", {"pool": gib(pool)}))
+        grows = case.has("later_step", "growth_words", "leak_named") and not case.platform.unified
+        yield known_fix("host_memory_grows") if grows else None
         fixes = (_more_ram_fix(planner), smaller)
         # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
         yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
@@ -221,7 +225,8 @@ def _shm_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _smaller_offload_region(planner)
     compose = "docker compose" if case.has("compose_told") else "docker run"
     here = "Kubernetes" if case.has("kubernetes_told") else compose
-    size_gib = max(cdiv(case.number("shm_insufficient", "required_bytes") or 0, GIB), _LARGE_SHM_GIB)
+    needed = max(case.number("shm_insufficient", "required_bytes") or 0, case.number("shm_worked", "worked_bytes") or 0)
+    size_gib = max(cdiv(needed, GIB), _LARGE_SHM_GIB)
     sized = (step.replace(f"{_LARGE_SHM_GIB}g", f"{size_gib}g") for step in shm.steps)
     yield replace(shm, steps=tuple(sorted(sized, key=lambda step: not step.startswith(here))))
 

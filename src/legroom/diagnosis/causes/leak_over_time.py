@@ -45,7 +45,7 @@ def _assess_written_growth(case: Case) -> Assessment | None:
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
             return Assessment(strength, proof(item), why)
-    if (said := case.first("growth_words")) is None or case.has("torch_oom", "cuda_oom"):
+    if (said := case.first("leak_named", "growth_words")) is None or case.has("torch_oom", "cuda_oom"):
         return None
     return Assessment(strength, proof(said), "Memory grows while it serves, by the text.")
 

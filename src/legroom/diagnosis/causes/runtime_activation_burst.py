@@ -114,7 +114,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "How much was missing is not printed: the pool has to leave more beside it."
     if oom is not None:
         why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
-    yield planner.lower_utilization(need, why)
+    lower = planner.lower_utilization(need, why)
+    yield lower
+    if lower is None and less is None and smaller is None:
+        why = "A smaller pool would hold no request: weights in fewer bits leave room for both."
+        yield planner.pull_lever_for_weights("quantized weights", why)
     yield smaller
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes

@@ -120,8 +120,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _half_precision_fix(planner)
     told = planner.case.first("need_told")
     if told is not None and any("offload" in line for line in planner.case.written_lines):
-        rest = math.ceil(((told.number("need_bytes") or 0) - (planner.total_bytes or 0)) / GIB) + 2
-        why = f"What the card lacks, and 2 GiB for a step, stays in host RAM: {rest} GiB."
+        budget = planner.utilization * (planner.total_bytes or 0)
+        rest = math.ceil(((told.number("need_bytes") or 0) - budget) / GIB) + 3
+        why = f"What {gib(round(budget))} of the card lack, and 3 GiB for a step and KV, stays in host RAM: {rest} GiB."
         trades = "every step copies that part over the bus: much slower"
         yield Fix("cpu_offload", why, {"cpu_offload_gb": float(rest)}, trades=trades, is_unplanned=True)
     if planner.case.has("transformers_backend") and (planner.known.ranks > 1 or not planner.known.ranks_known):

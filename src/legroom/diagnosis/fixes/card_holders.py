@@ -24,6 +24,8 @@ _VIEWS = ("wsl", "container_told")
 SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _SIZE = re.compile(r"(?i)(\d+(?:\.\d+)?) ?([GM])(?:i?B)?\b")
+_SIBLINGS = 2
+"""So many CUDA contexts of the same size to the byte that is printed are of one program's processes."""
 _USABLE_PART = 5  # A budget below a fifth of the wanted one hardly holds the model that the wanted one was for.
 UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
@@ -127,7 +129,10 @@ def free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
     platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device
     holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
-    steps = [*_steps_of_programs(planner.case), holders, *known_fix("free_gpu").steps]
+    # What an ended server left behind is its own workers, whatever launcher the text names.
+    programs = () if planner.case.has("not_released_told") else _steps_of_programs(planner.case)
+    own = known_fix("own_stages").steps if _is_of_one_program(planner.case) else ()
+    steps = [*own, *programs, holders, *known_fix("free_gpu").steps]
     steps[-3:-3] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
     share = less.flags.get("gpu_memory_utilization") if less else None
     if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
@@ -144,4 +149,10 @@ def free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     if planner.case.platform.unified or platform == "XPU" or (planner.total_bytes is None and not is_listed):
         steps += known_fix("page_cache_is_counted").steps
     free_it = replace(known_fix("free_gpu"), steps=tuple(steps))
-    return replace(free_it, why=reason("program_beside")) if _steps_of_programs(planner.case) else free_it
+    return replace(free_it, why=reason("program_beside")) if programs else free_it
+
+
+def _is_of_one_program(case: Case) -> bool:
+    """Whether torch lists two processes or more with equal small shares: contexts that one program's stages have."""
+    small = [size for size in case.oom.others_bytes if size < GIB // 2] if case.oom is not None else []
+    return any(small.count(size) >= _SIBLINGS for size in small)

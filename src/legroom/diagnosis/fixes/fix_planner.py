@@ -42,6 +42,7 @@ MAX_UTILIZATION = 0.95
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
 _SPARE_BYTES = GIB // 2  # What a raised share leaves free: a CUDA context and the workspaces of kernels.
+_LEAST_LENGTH = 1024  # A pool that holds only shorter requests serves nobody.
 _CUT_CHECK = "free_below_desired_bare"
 _RANK_FLAGS = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
@@ -466,7 +467,10 @@ class FixPlanner:
         if made is None or self.flags_known or made.layout.kv_cache.high <= 0:
             return None
         # The plan has the defaults of every flag that the text does not show, and only they make its pool too small.
-        steps = ("if the smaller pool is refused: a shorter --max-model-len, and fewer --max-num-seqs",)
+        if length is not None and length < _LEAST_LENGTH:
+            return None
+        shorter = f"--max-model-len {length} or less" if length else "a shorter --max-model-len"
+        steps = (f"if the smaller pool is refused: {shorter}, and fewer --max-num-seqs",)
         return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", is_unplanned=True)
 
     def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
