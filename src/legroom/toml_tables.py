@@ -100,7 +100,7 @@ class TomlTable:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         unread = (key for key in self._values if key not in self._read)
         if error is None and (key := next(unread, None)) is not None:
-            raise self.error(key, "is not a setting here", _closest_key(key, sorted(self._read)))
+            raise self.error(key, "is not a setting here", _closest_key_hint(key, sorted(self._read)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -158,14 +158,14 @@ class TomlTable:
         for choice in choices:
             if choice == value:
                 return choice
-        raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
+        raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key_hint(value, choices))
 
     def choices(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         """A list whose items are all among the choices, else ConfigError; the default without the key."""
         values = self.get(key, list, list(default))
         for value in values:
             if value not in choices:
-                hint = _closest_key(str(value), choices)
+                hint = _closest_key_hint(str(value), choices)
                 raise self.error(key, f"must be among {', '.join(choices)}, not {_value_for_message(value)}", hint)
         return tuple(values)
 
@@ -237,7 +237,7 @@ def _split_key(dotted: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+""", dotted))
 
 
-def _closest_key(word: str, known: Sequence[str]) -> str:
+def _closest_key_hint(word: str, known: Sequence[str]) -> str:
     """The hint `did you mean ...?` with the known key or choice closest to the word; empty where none is near."""
     near = get_close_matches(word, known, 1)
     return f"did you mean {near[0]}?" if near else ""

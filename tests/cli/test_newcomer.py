@@ -129,6 +129,13 @@ def test_the_help_is_in_sections_and_imports_no_command():
     assert not any(f"'{command.module}'" in done.stderr for command in COMMANDS)
 
 
+def test_the_help_of_a_command_imports_nothing_that_only_its_run_needs():
+    code = "import sys; from legroom.cli.main import main; main(['simulate', '--help']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: legroom simulate TRACE" in done.stdout
+    assert not any(f"'legroom.{room}'" in done.stdout for room in ("simulation", "planning", "memory", "render"))
+
+
 def test_models_are_found_by_words(capsys):
     assert main(["models", "qwen3", "FP8", "--json"]) == 0
     names = [model["name"] for model in json.loads(capsys.readouterr().out)["models"]]

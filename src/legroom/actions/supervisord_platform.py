@@ -53,7 +53,7 @@ class SupervisordProgram:
 
     async def override_place(self) -> platform.Override:
         """The file with the program's section, because supervisord has no overrides."""
-        path = self._config_file()
+        path = self._config_path()
         text = platform.read_optional(path)
         if text is None:
             raise platform.ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
@@ -62,7 +62,7 @@ class SupervisordProgram:
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Rewrites the `command` of the program's section."""
-        path = self._config_file()
+        path = self._config_path()
         text, program = platform.read_optional(path) or "", self.program.rpartition(":")[2]
         platform.write_atomically(path, with_command(text, program, change))
 
@@ -74,8 +74,8 @@ class SupervisordProgram:
         """`supervisorctl`, with `-c CONFIG` where one is set, before the words."""
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
 
-    def _config_file(self) -> Path:
-        """The file that configures the program; FlagsFixed where none is named."""
+    def _config_path(self) -> Path:
+        """The configuration file with the program's section: `program_file`, else `config`; FlagsFixed without both."""
         path = self.program_file or self.config
         if path is None:
             hint = "name `config` or `program_file` in watch.toml"

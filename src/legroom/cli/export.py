@@ -74,9 +74,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     if words and words[0] in ("-h", "--help"):
         table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
         for name in FORMATS:
-            table.add_argument(name, nargs="?", help=_format_module(name).HELP)
+            table.add_argument(name, nargs="?", help=_module_of_format(name).HELP)
         parser.parse_args(["--help"])
-    module = _format_module(words[0] if words else "")
+    module = _module_of_format(words[0] if words else "")
     chosen = _format_parser(module)
     own, rest, after = shared_options.split_words(chosen, words[1:])
     args = chosen.parse_args(own)
@@ -169,8 +169,8 @@ def _check_replaced(path: Path, text: str) -> None:
         raise LegroomError(f"{path} is there already, and legroom did not write it", hint)
 
 
-def _format_module(name: str) -> Any:
-    """The module of an export format; raises, with the nearest name, if there is none."""
+def _module_of_format(name: str) -> Any:
+    """The module in FORMATS of a format such as `grafana`; LegroomError, with the nearest name, for other words."""
     if name in FORMATS:
         return importlib.import_module(FORMATS[name])
     if not name or name.startswith("-"):

@@ -181,14 +181,14 @@ class _Renderer:
 
     def _pipeline(self, words: list[str], dot: Any) -> Any:
         """The value of `a | b`, whose words it removes from `words`."""
-        value = self._command(words, dot, ())
+        value = self._call_or_operand(words, dot, ())
         while words[:1] == ["|"]:
             words.pop(0)
-            value = self._command(words, dot, (value,))
+            value = self._call_or_operand(words, dot, (value,))
         return value
 
-    def _command(self, words: list[str], dot: Any, piped: tuple[Any, ...]) -> Any:
-        """The value of the call or operand that begins `words` and is removed; `piped` are its last arguments."""
+    def _call_or_operand(self, words: list[str], dot: Any, piped: tuple[Any, ...]) -> Any:
+        """Takes a call or an operand off the front of `words`: its value; a call gets `piped` as its last arguments."""
         name = words.pop(0) if words and words[0][0].isalpha() and words[0] not in _LITERALS else ""
         values: list[Any] = []
         while words and words[0][0] not in "|)":

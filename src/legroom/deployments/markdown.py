@@ -21,7 +21,7 @@ def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
 
 
 def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
-    """Each fenced block and shell command with its kind; last, the remaining text as possible Python."""
+    """(kind, text) of the fenced blocks of known kind, then of other shell commands; last, the rest as Python."""
     lines = [line for _, line in document.lines()]
     for first, last, language in list(_fenced_rows(lines)):
         source = document.dedented_rows(first, last)

@@ -83,7 +83,7 @@ class DeadEnd:
     action: str
     why_fails: str
     when: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What the text has to show for it to be said (`fix_checks._is_shown`)."""
+    """What the text has to show for it to be said (`fix_checks._meets_conditions`)."""
 
 
 class Strength(IntEnum):

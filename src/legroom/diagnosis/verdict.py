@@ -25,7 +25,7 @@ from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.lookalike_causes import SHORTAGE, other_engine
 from legroom.diagnosis.pasted_command import prose
-from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
+from legroom.diagnosis.wanted_tensor import lever_of, site_by_size, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_meaning, other_engine_name, other_engine_text
@@ -108,7 +108,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if (other := other_engine(case)) is not None:
         return _diagnose_other_engine(planner, other)
     wanted = wanted_tensors(planner)
-    if site := computed_site(planner, wanted):
+    if site := site_by_size(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
         wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
@@ -212,13 +212,13 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         strength = max((pair[1].strength for pair in others), default=Strength.NONE)
         assessed = [(planned[0], replace(planned[1], strength=max(strength, planned[1].strength))), *others]
     if case.is_oom and not case.has_site_frame:
-        assessed = [(cause, _by_contrast(cause, assessment, case)) for cause, assessment in assessed]
+        assessed = [(cause, _strengthened_by_report(cause, assessment, case)) for cause, assessment in assessed]
     assessed.sort(key=lambda pair: -pair[1].strength)
     return [pair for pair in assessed if pair[1].strength][:MAX_FINDINGS]
 
 
-def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
-    """The assessment, with strength COMPARED where the text says that the server starts without the cause's setting."""
+def _strengthened_by_report(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
+    """The assessment; with strength COMPARED where by the text the server starts with the cause's setting changed."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
     return replace(assessment, strength=Strength.COMPARED) if is_told else assessment

@@ -33,8 +33,9 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in same if is_loading or tensor.moment != "load")
 
 
-def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
-    """The code site (`Case.site`) that the failed allocation's sizes imply, without a traceback; empty if ambiguous."""
+def site_by_size(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
+    """Where in the code (as `Case.site`) the failed allocation happened, by its size and the planned memory; empty if a
+    traceback shows it or several places are possible. `wanted`: the planned tensors that have exactly that size."""
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
         return ""

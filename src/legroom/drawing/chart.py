@@ -54,7 +54,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
     return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
 
 
-def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
+def dominant_kinds(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
     """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty where they sum to 0."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:

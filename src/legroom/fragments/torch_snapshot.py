@@ -99,6 +99,7 @@ def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
     cost = _CONTAINER_BYTES if name in _CONTAINERS else _SCALAR_BYTES
 
     def load_and_count(unpickler: _PlainUnpickler) -> None:
+        """Runs the opcode and counts what it made; NotPlainData where that is too much or a very long integer."""
         unpickler.count_bytes(cost)
         load(unpickler)
         if name in _TEXTS:
@@ -198,9 +199,8 @@ class _LiveBlock:
 
 def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     """The allocator of one device: state, settings, history, refused request and call sites."""
-    segments, live = [], list[_LiveBlock]()
-    for segment in sorted(raw, key=lambda entry: _checked_size(entry["address"])):
-        segments.append(_read_segment(segment, live))
+    live: list[_LiveBlock] = []
+    segments = [_read_segment(each, live) for each in sorted(raw, key=lambda each: _checked_size(each["address"]))]
     settings = _allocator_settings(document.get("allocator_settings"), segments)
     private = [segment for segment in segments if segment.pool]
     state = AllocatorState(

@@ -203,7 +203,7 @@ class VerdictCache:
         """The verdict, NoVerdict when late, full or failed; the search for fixes may go on, for the next request."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
-        if verdict.is_searched or (search := self._search_task(key, manifest)) is None:
+        if verdict.is_searched or (search := self._started_search(key, manifest)) is None:
             return verdict
         wait_s = min(self._options.wait_for_fixes_s, self._options.deadline_s) - (time.monotonic() - started_s)
         done, _ = await asyncio.wait([search], timeout=max(wait_s, 0.0))
@@ -249,8 +249,8 @@ class VerdictCache:
         self._store(key, verdict)
         return verdict
 
-    def _search_task(self, key: bytes, manifest: Manifest) -> asyncio.Task[Verdict] | None:
-        """The running or queued search for a manifest's fixes; None where the queue is full."""
+    def _started_search(self, key: bytes, manifest: Manifest) -> asyncio.Task[Verdict] | None:
+        """The task that searches a manifest's fixes, begun where none for `key` is; None where the queue is full."""
         if key not in self._searches:
             if len(self._searches) > self._options.max_searches:
                 self._on_search_dropped()

@@ -183,8 +183,8 @@ class Context:
         is_changed = images.is_other_build(server.image) or "nightly" in server.image
         return not server.image or (images.is_published_by_vllm(server.image) and not is_changed)
 
-    def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
-        """Whether every release that has the flag reports this kind of problem with it; True where none has it."""
+    def is_always_refused(self, server: StartedServer, flag: str, kind: str) -> bool:
+        """Whether each release that has `flag` reports a `FlagProblem` of this kind with it; True where none has it."""
         history = flag_history(flag)
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()

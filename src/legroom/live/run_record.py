@@ -45,7 +45,7 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 
 def start_requested(server: str) -> int | None:
-    """1 where somebody asked the server's `legroom run` on this machine for its start, 0 after a crash, else None."""
+    """Why the server at this address was started by a `legroom run` here: 1 on request, 0 after a crash; None else."""
     requested = _living_run(server).get("start_requested")
     return None if requested is None else int(bool(requested))
 

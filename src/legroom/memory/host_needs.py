@@ -93,7 +93,7 @@ class HostNeeds:
 
     @property
     def limit_bytes(self) -> int:
-        """The container's memory limit: held memory and the checkpoint's page cache, or what the user gave of that."""
+        """The container's memory limit: held memory and checkpoint, or the user's limit; at least `request_bytes`."""
         wanted = max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
         return max(min(wanted, self.given_limit_bytes or wanted), self.request_bytes)
 

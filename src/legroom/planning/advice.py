@@ -141,7 +141,7 @@ def _single_changes(
             is_tight_on_idle = lever.propose is idle_gpus and advice.plan.verdict == "tight"
             more = _single_changes(advice.plan, kept | advice.flags.keys(), 1, is_time_up) if is_tight_on_idle else []
             sure = sorted((each for each in more if each.plan.verdict == "fits"), key=_loss_rank)
-            working += [_combined_advice(lever, advice.flags, each, first) for each in sure[:1]] or [advice]
+            working += [_joined_advice(lever, advice.flags, each, first) for each in sure[:1]] or [advice]
     return working
 
 
@@ -169,12 +169,12 @@ def _supported_settings_advice(first: Plan, kept: KeptFlags) -> Advice | None:
             continue
         more = next(iter(with_advice(changed, kept | flags.keys()).advice), None)
         if more is not None:
-            return _combined_advice(SUPPORTED, flags, more, first)
+            return _joined_advice(SUPPORTED, flags, more, first)
     return None
 
 
-def _combined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start: Plan) -> Advice:
-    """One advice of the change `flags` of a lever (kind of change) and the advice `more` on top of it."""
+def _joined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start: Plan) -> Advice:
+    """One advice for the plan `start`: the change `flags`, which `lever` proposed, and `more`, found on top of it."""
     return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, f"{lever.trades}; {more.trades}")
 
 
@@ -253,7 +253,7 @@ def _last_resort(lever: Lever, start: Plan, kept: KeptFlags) -> Advice | None:
         pinned = kept | flags.keys()
         more = next(_longest_context([changed.target], changed.args, changed, pinned, _gpu_counts(start)), None)
         if more is not None:
-            return _combined_advice(lever, flags, more, start)
+            return _joined_advice(lever, flags, more, start)
     return None
 
 

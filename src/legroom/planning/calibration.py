@@ -30,7 +30,8 @@ class CalibratedStart:
 
 
 def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Every start-up in a log's text compared with its plan; LegroomError for none; `log` names the log in messages."""
+    """Each start-up in the text of a log, compared with its plan; `log` names it in messages. `gpu_name` and
+    `model_name` go before what the log says (None: as it says). LegroomError for a text without a start-up."""
     startups = read_startups(text)
     if not startups:
         hint = "give the server's own output, from its first line to `startup complete`"

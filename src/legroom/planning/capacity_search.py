@@ -95,12 +95,12 @@ def search_flags(
         found = more if more.best is not None and (more.best.verdict == "fits" or not found.best) else found
     answers = [each for each in (found.best, *(other for other, _ in found.alternatives)) if each]
     full = next((each for each in answers if _is_full(each, args)), None)
-    if full is None or (found.best is not full and _severe_losses(answers[0]) == _severe_losses(full)):
+    if full is None or (found.best is not full and _costly_settings(answers[0]) == _costly_settings(full)):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs more of the card.
     limits = [each for each in UTILIZATIONS if USUAL_UTILIZATION <= each < (full.args.gpu_memory_utilization or 0.0)]
     lower = (_search(targets, args, replace(goal, most_utilization=most), max_answers, combinations) for most in limits)
-    alike = (each for each in lower if each.best and _severe_losses(each.best) == _severe_losses(full))
+    alike = (each for each in lower if each.best and _costly_settings(each.best) == _costly_settings(full))
     return next((each for each in alike if found.best is full or (each.best and each.best.verdict == "fits")), found)
 
 
@@ -110,8 +110,8 @@ def _is_full(found: Plan, args: ServeArgs) -> bool:
     return share > USUAL_UTILIZATION and share != args.gpu_memory_utilization
 
 
-def _severe_losses(found: Plan) -> tuple[Any, ...]:
-    """(checkpoint, KV dtype, enforce_eager, GPUs, stages): what a plan gives up beyond batch sizes and some graphs."""
+def _costly_settings(found: Plan) -> tuple[Any, ...]:
+    """(checkpoint, KV dtype, enforce_eager, GPUs, stages) of a plan, to find another that gives up no more of these."""
     model, args = found.target.model.name, found.args
     return model, args.kv_cache_dtype, args.enforce_eager, args.gpus_needed, args.pipeline_parallel_size
 

@@ -49,7 +49,7 @@ class FileServer:
     """GPUs that its flags need beyond those of its container."""
 
     @property
-    def failing(self) -> tuple[Plan, ...]:
+    def failing_plans(self) -> tuple[Plan, ...]:
         """The plans, one per possible GPU, on which the server does not fit."""
         return tuple(plan for plan in self.plans if plan.verdict == "does_not_fit")
 
@@ -60,7 +60,7 @@ class FileServer:
             return "does_not_fit"
         if not self.plans:
             return "unknown"
-        if len(self.failing) == len(self.plans):
+        if len(self.failing_plans) == len(self.plans):
             return "does_not_fit"
         return "fits" if all(plan.verdict == "fits" for plan in self.plans) else "tight"
 

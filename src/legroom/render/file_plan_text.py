@@ -41,14 +41,14 @@ def _plan_sentences(server: FileServer) -> Iterator[str]:
     shown = server.shown
     if shown is None or server.verdict == "fits":
         return
-    if server.verdict == "does_not_fit" or not server.failing:
+    if server.verdict == "does_not_fit" or not server.failing_plans:
         yield plan_headline(shown)
         if why := _failure_text(shown):
             yield why
         for number, advice in enumerate(shown.advice[:MAX_FIXES]):
             yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice, shown)}."
         return
-    for plan in server.failing:
+    for plan in server.failing_plans:
         yield f"It may be put on a {plan.target.gpu.name}, where it will not start. {_failure_text(plan)}".rstrip()
 
 

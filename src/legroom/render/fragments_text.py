@@ -5,7 +5,7 @@ from functools import partial
 from itertools import groupby
 
 from legroom.black_box import AllocatorSegment
-from legroom.drawing.chart import Segment, strip, swatch
+from legroom.drawing.chart import Segment, dominant_kinds, swatch
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, display_width, plural, wrap
@@ -83,7 +83,7 @@ def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
     width = max(len(label) for label in labels)
     lines = [""]
     for row, label in zip(rows, labels, strict=True):
-        cells = strip(row.runs, style.width - width - 4)
+        cells = dominant_kinds(row.runs, style.width - width - 4)
         lines.append(f"  {label:>{width}}  {''.join(_kind_cell(kind, style) for kind in cells)}")
     if left_out:
         lines.append(f"  {'':>{width}}  and {plural(left_out, 'smaller segment')}")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -43,14 +44,11 @@ class ActionContext:
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
         """Records the action's final state (done, failed, undone) now, or as soon as the journal can be written."""
-
-        def finished(journal: Journal) -> None:
-            journal.finish_action(action_id, state, detail)
-
+        write_state = partial(Journal.finish_action, action_id=action_id, outcome=state, detail=detail)
         try:
-            await self.journal(finished)
+            await self.journal(write_state)
         except JournalUnavailable:
-            self.write_later(finished)
+            self.write_later(write_state)
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,7 @@ class RestartOrder:
     name: str
     reason: str
     failing: bool
+    """Whether requests are lost already, so that no drain waits for them."""
     incident_id: int | None = None
     change: platform.FlagChange | None = None
     restore: tuple[int, platform.Override] | None = None
@@ -201,10 +200,11 @@ class ServerRestart:
             return (await self._platform.state()).underway
         return False
 
-    async def _is_new_process(self, before: platform.State, started_s: float | None, result: Sample) -> bool:
-        """Whether another process than before answered, by start time or else identity; True where neither is known."""
-        if started_s is not None and result.process_start_s is not None:
-            return result.process_start_s != started_s
+    async def _is_new_process(self, before: platform.State, started_s: float | None, sample: Sample) -> bool:
+        """Whether `sample` is of another process than the one before the restart: by start time, else by the platform's
+        identity. True where neither was known before, False where the platform cannot tell."""
+        if started_s is not None and sample.process_start_s is not None:
+            return sample.process_start_s != started_s
         if before.identity is None:
             return True
         with contextlib.suppress(platform.ActionFailed):

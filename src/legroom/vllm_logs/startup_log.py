@@ -131,8 +131,8 @@ def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
-    """One list of events per start-up: banner, flags or engine line begin the next if their process has printed one
-    before, banner or flags also behind an engine line."""
+    """The events of a log as one list per start-up. The next one begins with a banner, flags or an engine's line that
+    the same process has printed before, and with a banner or flags after any engine's line."""
     current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:

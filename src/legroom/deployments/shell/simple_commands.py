@@ -153,11 +153,11 @@ def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iter
     try:
         for line in logical_lines(source.text):
             for words in _split_commands(joined_names(line)):
-                yield from _run_command(state.functions.words_outside(words, line), line, state)
+                yield from _evaluated(state.functions.words_outside(words, line), line, state)
     except TooManyWords as error:
         cut = error
     for words, line in state.functions.uncalled_commands():
-        yield from _run_command(words, line, state)
+        yield from _evaluated(words, line, state)
     if cut is not None:
         raise cut
 
@@ -183,8 +183,8 @@ class _ScriptState:
         self.values[name], self.texts[name] = value, value.text
 
 
-def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
-    """Apply assignments and `shift` to the state; yield the command, and those of a function that it calls."""
+def _evaluated(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
+    """Yields the command `words` of a `line`, expanded, and those of a function it calls; assignments set `state`."""
     raw = " ".join(word.raw for word in line)
     if line and line[0].raw in ("if", "elif"):
         condition = takewhile(lambda word: word.raw != "then", line)
@@ -245,7 +245,7 @@ def _call_function(
     state.calls += 1
     for words, line in function.body:
         state.called += 1
-        yield from _run_command(words, line, state)
+        yield from _evaluated(words, line, state)
     state.calls -= 1
     _set_arguments(state, outer)
     for name, word in outer_env.items():

@@ -8,7 +8,8 @@ from legroom.diagnosis.finding import Strength
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a usage metric without preemption counters, or a pool above 90 % with few prefix hits; else None."""
+    """Cached prefixes fill the pool: likely where usage is reported without preemptions, or finished requests hold the
+    blocks and nobody waits; possible above 90 % usage with under 5 % prefix hits. None else, and after an OOM."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -18,18 +19,12 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
     if holds_finished_blocks(case) and not any(item.facts.get("waiting_count", 1) for item in stats):
         return Assessment(Strength.LIKELY, proof(stats[:1], stats[-1:]), reason("blocks_of_finished"))
-    evicting = [
-        item
-        for item in stats
-        if isinstance(item.facts.get("prefix_hit_ratio"), float)
-        and item.facts["prefix_hit_ratio"] < 5  # type: ignore[operator]
-        and isinstance(item.facts.get("kv_usage_ratio"), float)
-        and item.facts["kv_usage_ratio"] > 90  # type: ignore[operator]
-    ]
-    if evicting:
-        why = reason("prefixes_evicted")
-        return Assessment(Strength.POSSIBLE, proof(evicting[:2]), why)
-    return None
+    evicting = []
+    for item in stats:
+        hits, usage = item.facts.get("prefix_hit_ratio"), item.facts.get("kv_usage_ratio")
+        if isinstance(hits, float) and hits < 5 and isinstance(usage, float) and usage > 90:
+            evicting.append(item)
+    return Assessment(Strength.POSSIBLE, proof(evicting[:2]), reason("prefixes_evicted")) if evicting else None
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -38,7 +38,7 @@ def checked_fixes(
 ) -> tuple[Fix, ...]:
     """The fixes that change something, are no dead end and whose plan may start; one that surely starts goes before a
     tight first one, more GPUs go last where the number of ranks is known. `is_memory`: the failure is of memory."""
-    held = [end for end in dead_ends if _is_shown(planner.case, end.when)]
+    held = [end for end in dead_ends if _meets_conditions(planner.case, end.when)]
     forbidden = [found for end in held if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
     release = _reported_release_fix(planner)
@@ -76,6 +76,7 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     offered = tuple(fixes)
 
     def is_offered(rule: re.Match[str]) -> bool:
+        """Whether a fix changes one of the settings that a dead end's action names in the way that it warns of."""
         return any(is_lever_offered(rule[1], name) for name in re.findall("[a-z]+(?:_[a-z]+)+", rule.string))
 
     def is_lever_offered(verb: str, name: str) -> bool:
@@ -88,7 +89,7 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
 
     # No pool is there yet, while graphs are measured, that a larger share could make larger.
     held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
-    held = [end for end in held if _is_shown(planner.case, end.when)]
+    held = [end for end in held if _meets_conditions(planner.case, end.when)]
     known, total = planner.accounting, planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
     if known.pool_bytes is not None and known.request_bytes:
         needed = planner.utilization + (known.request_bytes - known.pool_bytes) / total
@@ -96,8 +97,8 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
 
 
-def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the text meets a dead end's conditions: messages it must have or lack, code sites, scarce memory."""
+def _meets_conditions(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a case meets a `DeadEnd.when`: messages it `has` or `lacks`, code `sites`, unused memory too `scarce`."""
     if ("has" in when and not case.has(*when["has"])) or case.has(*when.get("lacks", ())):
         return False
     unused, free = case.ledger.unused_bytes, case.ledger.free_bytes or 0
@@ -106,7 +107,7 @@ def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The change of settings with which, by the text, the server started; None where not about memory."""
+    """The fix that the text reports: settings that worked, or one to give; None without one or `is_memory`."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}

@@ -62,7 +62,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
         "command": [*commented_words(server.phrases, literal)],
         **({"environment": environment} if environment else {}),
-        "ports": [port if server.has_key else Commented(containers.NO_KEY, port)],
+        "ports": [port if server.requires_key else Commented(containers.NO_KEY, port)],
         "volumes": _volumes(server),
         "shm_size": Commented(
             "Ranks communicate through /dev/shm, which has only 64 MiB by default.", f"{containers.shm_gib(server)}gb"

@@ -148,4 +148,4 @@ def cache_gib(server: ExportedServer) -> int:
 
 def published_port(server: ExportedServer) -> str:
     """The port as docker publishes it; on loopback where requests need no key."""
-    return f"{'' if server.has_key else '127.0.0.1:'}{server.port}:{server.port}"
+    return f"{'' if server.requires_key else '127.0.0.1:'}{server.port}:{server.port}"

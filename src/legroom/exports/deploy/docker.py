@@ -66,7 +66,7 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
-    if not server.has_key:
+    if not server.requires_key:
         yield from comment_lines(containers.NO_KEY)
     yield f"--publish {containers.published_port(server)}"
     yield from comment_lines("Weights and compiled code are kept when the container is replaced.")

@@ -92,7 +92,7 @@ class ExportedServer:
         return self.words.get("--shutdown-timeout") is not None
 
     @property
-    def has_key(self) -> bool:
+    def requires_key(self) -> bool:
         """Whether requests need an API key."""
         return API_KEY_NAME in self.secrets
 

@@ -254,8 +254,8 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
 def _upstream_query(levels: AlertLevels) -> str:
     """PromQL of guards that do not answer or whose server is down or, now and before, fails most requests."""
 
-    def failing(window: str) -> str:
-        """PromQL of guards most of whose requests failed at the server within a window such as `[2m]`."""
+    def failing_requests(window: str) -> str:
+        """PromQL of the guards at whose server most requests failed within a range such as `[2m] offset 5m`."""
         failed = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}{window}))'
         # A request that fails in the server was admitted before.
         share = f"{failed} >= {levels.failed_ratio:g} * sum {_BY_INSTANCE} (rate(legroom_guard_admitted_total{window}))"
@@ -265,7 +265,7 @@ def _upstream_query(levels: AlertLevels) -> str:
     # By then the failures of a short restart have left the window.
     before = f"{window} offset {levels.time(levels.guard_for_s - levels.down_for_s)}"
     down = _down_query("legroom_guard_upstream_up", levels)
-    requests = f"({failing(window)}\nand\n{failing(before)})"
+    requests = f"({failing_requests(window)}\nand\n{failing_requests(before)})"
     return f'max {_BY_INSTANCE} (\n{requests}\nor\n({down})\nor\nup{{job="{GUARD_JOB}"}} == 0\n)'
 
 

@@ -186,7 +186,7 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
         RUNNING: measures.value("running"),
         WAITING: measures.value("waiting"),
         QUEUED: measures.queued(),
-        **_rate_expressions(measures, levels, window),
+        **_rate_rules(measures, levels, window),
     }
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
         records[PREFIX_HITS] = measures.prefix_hit_ratio(window)
@@ -217,8 +217,8 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
     return records | _MODEL_LEVEL
 
 
-def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
-    """Recording rule names with their PromQL: rates that the release's metrics allow."""
+def _rate_rules(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
+    """Recording rule -> PromQL: requests, tokens and preemptions in a `window` such as `5m`, as far as counted."""
     records = {}
     if measures.has("preemptions"):
         records[PREEMPTIONS] = measures.rate("preemptions", window)

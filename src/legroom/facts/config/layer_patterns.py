@@ -36,7 +36,7 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 
 
 def mixer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The kind of each layer: full, sliding, chunked, mamba2, gdn, none ...; LegroomError for too short a list."""
+    """Each layer's kind (full, sliding, mamba2, gdn, none ...) by the text model's config; LegroomError for too few."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
     kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
@@ -79,8 +79,8 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
 
 
 def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The pattern with the config's `layer_type_counts`: `usual`, the family's, where it has them, else full layers
-    spread evenly; empty without counts of full and one other kind."""
+    """The kinds of `count` layers by `layer_type_counts` in `text`, the text model's config: the family's (`usual`) if
+    it has as many full layers, else these spread evenly; empty without counts of full and one other kind."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
         return ()

@@ -224,8 +224,7 @@ def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
         Linear("qkv", 3 * qkv // parts, hidden, "qkv_bias" in style, "out", parts * layers),
         Linear("proj", hidden, qkv, bias="o_bias" in style, split="in", count=layers),
     ]
-    for name in pairs["four_norms"] if "four_norms" in style else ():
-        out.append(encoder.norm(name, hidden, layers))
+    out += [encoder.norm(name, hidden, layers) for name in pairs["four_norms"] if "four_norms" in style]
     for option, size in (("qk_norm", qkv // encoder.heads), ("layer_scale", hidden)):
         out += [Linear(name, size, count=layers) for name in pairs[option] if option in style]
     up = (2 * inner if "gated" in style else inner) // gates
@@ -234,8 +233,8 @@ def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
     return [replace(weight, split="") for weight in out] if "unsplit" in style else out
 
 
-def _pair(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
-    """Two linear layers, from `inputs` to `width` and `width` to `width`, tensor-parallel where `split`."""
+def _mlp(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
+    """The weights of a projector's layers, `inputs` to `width` to `width`; `split`: over tensor-parallel ranks."""
     pair = [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
     return pair if split else [replace(weight, split="") for weight in pair]
 
@@ -255,7 +254,7 @@ def _resampler(encoder: _Encoder) -> list[Linear]:
 def _phi4mm_projector(encoder: _Encoder) -> list[Linear]:
     """Phi-4-multimodal: tile separators, the projector, and the speech encoder that is loaded too."""
     hidden, speech = encoder.hidden, Linear("speech", int(encoder.row["speech_parameters"]))
-    return [Linear("separators", 2 * hidden), *_pair(hidden, encoder.text_width, split=False), speech]
+    return [Linear("separators", 2 * hidden), *_mlp(hidden, encoder.text_width, split=False), speech]
 
 
 def _mlp_projector(encoder: _Encoder) -> list[Linear]:
@@ -263,7 +262,7 @@ def _mlp_projector(encoder: _Encoder) -> list[Linear]:
     tapped = encoder.config.get("vision_feature_layer")
     levels = len(tapped) if isinstance(tapped, (list, tuple)) else int(encoder.row.get("projector_inputs", 1))
     bias = bool(encoder.config.get("multimodal_projector_bias", True))
-    return _pair(encoder.hidden * levels, encoder.text_width, bias)
+    return _mlp(encoder.hidden * levels, encoder.text_width, bias)
 
 
 def _qwen_merger(encoder: _Encoder) -> list[Linear]:
@@ -295,7 +294,7 @@ def _mistral3_projector(encoder: _Encoder) -> list[Linear]:
     """Mistral-3: a norm, a merge of patches, then two linear layers."""
     hidden, merge = encoder.hidden, int(encoder.config.get("spatial_merge_size") or 2)
     merging = [Linear("projector.norm", hidden), Linear("projector.merge", hidden, hidden * merge**2)]
-    return merging + _pair(hidden, encoder.text_width, bool(encoder.config.get("multimodal_projector_bias", False)))
+    return merging + _mlp(hidden, encoder.text_width, bool(encoder.config.get("multimodal_projector_bias", False)))
 
 
 def _cohere_projector(encoder: _Encoder) -> list[Linear]:
@@ -312,7 +311,7 @@ def _minimax_projector(encoder: _Encoder) -> list[Linear]:
     """MiniMax-VL: a projector of two linear layers, then a merger of two by two patches."""
     width = encoder.text_width
     merging = [Linear("merge_1", width, 4 * width, True, "out"), Linear("merge_2", width, width, True, "in")]
-    return _pair(encoder.hidden, width) + merging
+    return _mlp(encoder.hidden, width) + merging
 
 
 def _internvl_projector(encoder: _Encoder) -> list[Linear]:
@@ -375,7 +374,7 @@ _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
     "phi4mm": _phi4mm_projector,
     # Two by two patches joined, then two linears; a row for line ends and one between the views.
     "deepseek_vl2": lambda encoder: [
-        *_pair(4 * encoder.hidden, encoder.text_width, split=False),
+        *_mlp(4 * encoder.hidden, encoder.text_width, split=False),
         Linear("separators", 2 * encoder.text_width),
     ],
 }

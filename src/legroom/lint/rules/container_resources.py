@@ -39,7 +39,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     engines = max(min(args.gpus_needed, gpus) // ranks, 1)
     needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
     if server.memory_limit_bytes >= needs.held_bytes:
-        yield from _limit_below_files(server, context, server.memory_limit_bytes, needs.held_bytes)
+        yield from _limit_findings(server, context, server.memory_limit_bytes, needs.held_bytes)
         return
     is_short = server.memory_limit_bytes < needs.least_bytes
     if not is_short and server.gpu_count is None:
@@ -53,8 +53,8 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
 
 
-def _limit_below_files(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
-    """A memory limit that holds the processes (`held` bytes), but not CPU weights, /dev/shm or the page cache."""
+def _limit_findings(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
+    """Findings where `limit` bytes hold the processes (`held`), but not CPU weights, page cache or /dev/shm too."""
     own = plan_of_server(server, context.release_of(server))
     size = own.checkpoint_bytes if own is not None else 0
     space = number_of(server.env["VLLM_CPU_KVCACHE_SPACE"].text) * GIB if "VLLM_CPU_KVCACHE_SPACE" in server.env else 0

@@ -192,7 +192,7 @@ def _depends_on_release(server: StartedServer, context: Context, problem: FlagPr
         if problem.kind == "unknown" and (_is_typo(server, problem) or context.runs_vllms_own(server)):
             return False
         return not context.runs_published_build(server)
-    return not context.is_release_certain(server) and not context.is_refused_by_all(server, problem.flag, problem.kind)
+    return not context.is_release_certain(server) and not context.is_always_refused(server, problem.flag, problem.kind)
 
 
 def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:

@@ -183,7 +183,7 @@ def wrong_thresholds(expression: Expression, context: Context) -> Findings:
 
 
 def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
-    """At most one finding on a threshold: a ratio for tokens, a counter's value, or milliseconds for seconds."""
+    """Yields one finding or none on a comparison: of tokens with a share, of a counter's value, of a wrong unit."""
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
             yield _percent_finding(expression, compared)

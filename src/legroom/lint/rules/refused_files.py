@@ -25,8 +25,8 @@ _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 
 
 @checks(Node, "manifest-refused")
-def refused_manifest(document: Node, context: Context) -> Findings:
-    """A manifest or a Compose file that is refused before anything starts."""
+def refused_fields(document: Node, context: Context) -> Findings:
+    """Fields with which Kubernetes refuses a manifest, or Compose its file; none in a template or one without vLLM."""
     named = " ".join(each.text("name") for node in document.walk() for each in node.list("containers"))
     if not (context.servers or "vllm" in named) or is_template(document.source.text):
         return

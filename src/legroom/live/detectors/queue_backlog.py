@@ -14,7 +14,8 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where requests wait in engines or guard: many, as many as run, and for long; None where not reported."""
+        """Bad where many requests wait in the engines and the guard, next to those that run, and longer than
+        `queue_wait_s`, now or soon; GOOD otherwise; None where the server does not answer or report a queue."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels
@@ -34,9 +35,7 @@ class QueueBacklog(Detector):
         if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
             return GOOD
         use = max((engine.peak_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
-        served = "none finished"
-        if rate and wait_s:
-            served = f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s"
+        served = f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if wait_s else "none finished"
         more = f", {grows:.2g} more every second" if grows else ""
         holds = ""
         if in_guard:

@@ -227,7 +227,8 @@ def _config_name(config: dict[str, Any] | None) -> str:
 
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom simulate --json`, and the used KV blocks over time."""
+    """The document of `legroom simulate --json` for a `trace` or `mix` on a `plan` or `blocks`, with KV blocks over
+    time; LegroomError for arrivals in seconds where neither `plan` nor `step_ms` is given."""
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.fleet_size import lasting_verdict
     from legroom.simulation.from_plan import hardware
@@ -237,8 +238,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.simulation.trace_replay import simulate as replay
 
     trace = _trace_of_request(request)
-    planned = request.get("plan")
-    plan = plan_of_request(planned, advice=False) if planned is not None else None
+    plan = plan_of_request(request["plan"], advice=False) if request.get("plan") is not None else None
     fields = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
     given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
     trace = trace.of_engine(plan.settings.data_parallel_size if plan else 1)
