@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,7 +43,11 @@ class ActionContext:
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
         """Records the action's final state (done, failed, undone) now, or as soon as the journal can be written."""
-        write_state = partial(Journal.finish_action, action_id=action_id, outcome=state, detail=detail)
+
+        def write_state(journal: Journal) -> None:
+            """Writes the final state into the journal."""
+            journal.finish_action(action_id, state, detail)
+
         try:
             await self.journal(write_state)
         except JournalUnavailable:
