@@ -146,9 +146,10 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
             args = with_setting(args, name, value, release)
     stated: dict[str, Any] = {n: value for n, value in stated_settings(plain).items() if getattr(args, n) is None}
     args = replace(args, **stated)
-    for match in prose("num_gpu_blocks_override").finditer(plain):
-        if args.num_gpu_blocks_override is None:
-            args = replace(args, num_gpu_blocks_override=int((match[1] or match[2]).replace(",", "")))
+    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if getattr(args, name) is None and (found := prose(name).search(plain)):
+            given: dict[str, Any] = {name: int(next(filter(None, found.groups())).replace(",", ""))}
+            args = replace(args, **given)
     counts = {
         NUMBERS.get(count.lower(), count) for match in prose("card_count").findall(plain) for count in match if count
     }

@@ -156,6 +156,8 @@ _ASCII_OF = str.maketrans("０１２３４５６７８９＝．％＋－＿～\u
 _GROUPED_BY_SPACE = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
 _ABOUT = re.compile(r"[≈∼≃] ?(?=\d)")
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?: ?/ ?\d{1,4},\d{1,2})? ?[GMKT](?:i?B|io)\b)")
+_GLUED_SIZE = re.compile(r"(?<=[a-z]{3})(?=\d+(?:\.\d+)?[GM]i?B)|(?<=\d[GM]iB)(?=[a-z]{3})|(?<=process)(?=\d{3})")
+_GLUED_SHARE = re.compile(r"(?i)(?<![a-z])(gmu|util)(?:_|=)?(?:0?\.|0)(\d{1,3})(?![\d.])")
 _FRENCH_UNIT = re.compile(r"(?<=\d)( ?[GMKT]i)o\b")
 
 # Anchored at the start and without nested repetition, so `re` is linear on them.
@@ -238,9 +240,11 @@ def without_prefixes(raw: str) -> str:
 
 
 def with_ascii_figures(text: str) -> str:
-    """The text with figures as programs print them: no full-width digits, no-break spaces or decimal commas."""
+    """The text with figures as programs print them: no full-width digits, no-break spaces, decimal commas or words
+    that stick to a size or a share (`held13.98GiB`, `gmu094`)."""
     if not text.isascii():
         text = _ABOUT.sub("", _GROUPED_BY_SPACE.sub(",", text)).translate(_ASCII_OF)
+    text = _GLUED_SHARE.sub(r"\1 0.\2", _GLUED_SIZE.sub(" ", text))
     return _FRENCH_UNIT.sub(r"\1B", _DECIMAL_COMMA.sub(".", text))
 
 

@@ -26,6 +26,9 @@ _BY_SIGN = (
     ("too_large_swap", "no_swap"),
     ("tmpfs_checkpoint", "checkpoint_on_disk"),
     ("streamer_loader", "bounded_streamer"),
+    ("loader_progress_told", "bounded_loader"),
+    ("fast_loader", "bounded_loader"),
+    ("tenants_told", "host_of_others"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
 _LARGE_SHM_GIB = 10  # What the steps of `larger_shm` name; NCCL's segments of a node take a few GiB.
@@ -129,6 +132,7 @@ def _explanation(case: Case) -> str:
     if killed := case.all("killed_process"):
         largest = max(killed, key=_resident_bytes)
         size = f" It held {gib(held)} of RAM." if (held := _resident_bytes(largest)) else ""
+        size += reason("shared_part", {"shared": gib(shared)}) if (shared := _shared_bytes(case)) else ""
         facts = [largest.facts, *(item.facts for item in killed)]
         victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
         scope = "the container's limit" if is_of_container(case) else "the machine's RAM"
@@ -164,6 +168,13 @@ def _resident_bytes(killed: Evidence) -> int:
     return sum(killed.number(name) or 0 for name in ("anon_count", "shmem_count")) * KIB
 
 
+def _shared_bytes(case: Case) -> int:
+    """The shared memory of the largest killed process, where that is most of what it held; else 0."""
+    largest = max(case.all("killed_process"), key=_resident_bytes, default=None)
+    shared = (largest.number("shmem_count") or 0) * KIB if largest is not None else 0
+    return shared if largest is not None and 4 * shared > 3 * _resident_bytes(largest) else 0
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable) by what ran out: a smaller CPU KV cache, more /dev/shm, less pinned memory ..."""
     case = planner.case
@@ -189,6 +200,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("larger_lmcache_buffer")
         return
     else:
+        if _shared_bytes(case) and not case.platform.unified:
+            yield known_fix("shared_mapping")
         yield from (known_fix(fix) for sign, fix in _BY_SIGN if case.has(sign))
         is_pinned = case.has("pinned_failed") or "frame_pin" in case.frames
         if is_pinned and _swaps(planner):
@@ -203,8 +216,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if case.platform.unified and case.has("ray_node_memory"):
             yield known_fix("share_of_one_memory")
         pool, smaller = planner.known.args.kv_cache_memory_bytes, None
-        if pool is not None and case.has("killed_process", "sigkill"):
-            smaller = planner.lower_utilization(pool // 8, reason("pool_is_ram", {"pool": gib(pool)}))
+        if (pool is not None or case.platform.unified) and case.has("killed_process", "sigkill", "oom_killer"):
+            why = reason("pool_is_ram", {"pool": gib(pool)}) if pool else reason("one_memory")
+            smaller = planner.lower_utilization(pool // 8 if pool else 8 * GIB, why)  # what the system needs itself
         grows = case.has("later_step", "growth_words", "leak_named") and not case.platform.unified
         yield known_fix("host_memory_grows") if grows else None
         fixes = (_more_ram_fix(planner), smaller)

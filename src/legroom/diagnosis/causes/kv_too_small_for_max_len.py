@@ -89,6 +89,8 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
     has = has if has is not None or needed is None else case.startup.available_kv_bytes
+    if has is None and wanted and needed and (fits := case.number("estimated_max_len", "fits_len_count")):
+        has = needed * fits // wanted  # keys and values grow with the length
     return wanted or case.startup.args.max_model_len, needed, has
 
 

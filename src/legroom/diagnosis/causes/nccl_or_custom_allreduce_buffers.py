@@ -23,6 +23,8 @@ def examine(case: Case) -> Assessment | None:
         unhandled = case.first("nccl_unhandled_cuda")
         is_of_host = case.has("shm_small", "shm_no_space", "shm_insufficient")  # NCCL's segments there failed as well
         return Assessment(Strength.USUAL if is_of_host else Strength.NAMED, proof(unhandled, error), why)
+    if (unhandled := case.first("nccl_unhandled_cuda")) and case.startup.args.num_gpu_blocks_override is not None:
+        return Assessment(Strength.NAMED, proof(unhandled), reason("pool_beside_nccl"))
     if case.is_oom and (told := case.first("nccl_release_told")):
         why = f"By the text it works with NCCL {told.facts['what']}: what the other release takes more is missing."
         return Assessment(Strength.COMPARED, proof(told, case.first_failure), why)
@@ -43,6 +45,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
         yield Fix("disable_custom_allreduce_or_nccl_env", "The text itself says that this worked.", steps=steps)
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
+    if planner.known.args.num_gpu_blocks_override is not None:
+        yield room
     if _has_no_cumem(planner) or planner.case.phase == "serving":
         if room is not None:
             yield replace(room, steps=known_fix("no_nccl_cumem").steps)

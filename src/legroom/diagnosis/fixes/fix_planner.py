@@ -193,6 +193,11 @@ class FixPlanner:
         return math.floor((1 - held / total) * 100) / 100 if total and held < total else 1.0
 
     @property
+    def can_offload(self) -> bool:
+        """Whether weights can stay in host RAM: V1 reads them in pinned memory, which vLLM does not use under WSL."""
+        return not self.case.platform.wsl or self.case.engine.generation == "V0"
+
+    @property
     def at_share(self) -> str:
         """` at 0.9 of the card`, to append to a sentence; empty where gpu_memory_utilization is not known."""
         return f" at {self.utilization:g} of the card" if self.utilization_known else ""
@@ -231,7 +236,9 @@ class FixPlanner:
                 return None
             flags, why = {**flags, "gpu_memory_utilization": most}, f"{why} {reason('others_leave', {'share': most})}"
         planned = self.plan_with(flags) if flags else None
-        if self.failed_plan is not None and flags and planned is None:
+        if (self.failed_plan is not None and flags and planned is None) or (
+            flags.get("cpu_offload_gb") and not self.can_offload
+        ):
             return None
         if self.failed_plan is None and self.accounting.refuses(flags):
             return None
@@ -412,7 +419,9 @@ class FixPlanner:
             return self._smaller_pool_fix(pool, need_bytes, why)
         if (blocks := self.known.args.num_gpu_blocks_override) is not None:  # then the share changes nothing
             made = self.plan_by_config
-            fewer = blocks - cdiv(need_bytes * 5 // 4, made.memory.kv.bytes_per_block) if made is not None else 0
+            # Where the bytes of a block are not known, a quarter of the pool is given back.
+            less = cdiv(need_bytes * 5 // 4, made.memory.kv.bytes_per_block) if made is not None else cdiv(blocks, 4)
+            fewer = blocks - less
             flags = {"num_gpu_blocks_override": fewer}
             return self.plan_change("kv_cache_memory_bytes", flags, why, trades=trades) if fewer > 0 else None
         if (advised := self.case.number("pool_advice", "advised_bytes")) and self.case.phase != "serving":

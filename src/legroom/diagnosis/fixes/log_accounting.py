@@ -129,7 +129,14 @@ def stated_weights_bytes(case: Case) -> int:
     told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
     by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
     said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
-    return said.get("rank_bytes") or round(max(said.values(), default=by_name) / args.engine_ranks)
+    return weights_of_card(case) or round(max(said.values(), default=by_name) / args.engine_ranks)
+
+
+def weights_of_card(case: Case) -> int:
+    """The weights on one card, as a sentence gives them; 0 where none does."""
+    size = case.first("model_size_told")
+    sizes = (size.number(name) for name in ("rank_bytes", "card_bytes", "own_bytes")) if size is not None else ()
+    return next(filter(None, sizes), 0)
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
