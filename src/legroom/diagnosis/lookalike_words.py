@@ -107,8 +107,7 @@ def _attention_backend_step(line: MatchedLine) -> str:
     name = "FLASH_ATTN" if capability >= (8, 0) or line.evidence.id == "backend_workspace" else "FLASHINFER"
     if known.release_known and known.release.before("0.9.0") and (0, 0) < capability < (7, 5):
         name = "XFORMERS"
-    refused = re.sub("[ _]", "", line.evidence.window.lower())
-    if "flashattention" in refused and "triton" not in refused:
+    if "flashattention" in re.sub("[ _]", "", line.evidence.window.lower()):
         name = "TRITON_ATTN"  # another backend than the one that the message names
     if known.release_known and not known.release.after(_LAST_BACKEND_VARIABLE):
         return f"VLLM_ATTENTION_BACKEND={name} before the same command (or TRITON_ATTN, if not Triton's kernel fails)"

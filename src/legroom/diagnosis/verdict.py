@@ -246,7 +246,7 @@ def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
     """Whether only the description's words show the first cause: no printed failure or figure, and no plan."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
-    printed = ("milestone", "once", "stats", "need_told", "leak_named")
+    printed = ("milestone", "once", "stats", "need_told", "leak_named", "stage_told")
     return case.is_only_described and not is_planned and not any({item.role, item.id} & {*printed} for item in shown)
 
 

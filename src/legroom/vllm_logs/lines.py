@@ -240,12 +240,11 @@ def without_prefixes(raw: str) -> str:
 
 
 def with_ascii_figures(text: str) -> str:
-    """The text with figures as programs print them: no full-width digits, no-break spaces, decimal commas or words
-    that stick to a size or a share (`held13.98GiB`, `gmu094`)."""
+    """The text with figures as programs print them: no full-width digits, decimal commas or stuck words."""
     if not text.isascii():
         text = _ABOUT.sub("", _GROUPED_BY_SPACE.sub(",", text)).translate(_ASCII_OF)
-    text = _GLUED_SHARE.sub(r"\1 0.\2", _GLUED_SIZE.sub(" ", text))
-    return _FRENCH_UNIT.sub(r"\1B", _DECIMAL_COMMA.sub(".", text))
+    text = _GLUED_SHARE.sub(r"\1 0.\2", _GLUED_SIZE.sub(" ", _DECIMAL_COMMA.sub(".", text)))
+    return _FRENCH_UNIT.sub(r"\1B", text)
 
 
 def plain_line(raw: str) -> str:

@@ -26,8 +26,7 @@ _BY_SIGN = (
     ("too_large_swap", "no_swap"),
     ("tmpfs_checkpoint", "checkpoint_on_disk"),
     ("streamer_loader", "bounded_streamer"),
-    ("loader_progress_told", "bounded_loader"),
-    ("fast_loader", "bounded_loader"),
+    ("unbounded_loader", "bounded_loader"),
     ("tenants_told", "host_of_others"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
@@ -200,8 +199,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("larger_lmcache_buffer")
         return
     else:
-        if _shared_bytes(case) and not case.platform.unified:
-            yield known_fix("shared_mapping")
+        yield known_fix("shared_mapping") if _shared_bytes(case) and not case.platform.unified else None
         yield from (known_fix(fix) for sign, fix in _BY_SIGN if case.has(sign))
         is_pinned = case.has("pinned_failed") or "frame_pin" in case.frames
         if is_pinned and _swaps(planner):

@@ -54,8 +54,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
     if planner.known.ranks > 1 and case.tells(re.compile("draft[_-]tensor[_-]parallel")):
         yield known_fix("draft_split_alike")
-    is_loading = "frame_draft" in case.frames or case.site in ("build", "load", "quant")
-    yield None if is_loading and spec else room  # no pool is there yet, and no share bounds what is loaded
+    yield None if spec and (case.site in ("build", "load", "quant") or "frame_draft" in case.frames) else room
     if spec:
         yield replace(known_fix("no_draft_model"), is_unplanned=not planner.flags_known)
     if lora:

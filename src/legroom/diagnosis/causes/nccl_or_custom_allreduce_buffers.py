@@ -45,8 +45,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
         yield Fix("disable_custom_allreduce_or_nccl_env", "The text itself says that this worked.", steps=steps)
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
-    if planner.known.args.num_gpu_blocks_override is not None:
-        yield room
+    yield room if planner.known.args.num_gpu_blocks_override is not None else None
     if _has_no_cumem(planner) or planner.case.phase == "serving":
         if room is not None:
             yield replace(room, steps=known_fix("no_nccl_cumem").steps)

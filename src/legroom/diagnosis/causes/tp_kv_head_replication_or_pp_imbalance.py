@@ -27,10 +27,10 @@ def examine(case: Case) -> Assessment | None:
         )
     if case.is_oom and (unequal := case.first("unequal_cards_told")):
         return Assessment(Strength.NAMED, proof(unequal, case.first_failure), reason("unequal_cards"))
-    if case.is_oom and (stage := case.first("stage_told")) and "layer" in stage.text.lower():
-        size = stage.number("stage_bytes")
-        why = reason("stage_with_weights", {"weights": gib(size)}) if size else reason("stage_of_layers")
-        return Assessment(Strength.NAMED if size else Strength.LIKELY, proof(stage), why)
+    if case.is_oom and (size := case.number("stage_told", "stage_bytes")):
+        return Assessment(
+            Strength.NAMED, proof(case.first("stage_told")), reason("heavy_stage", {"weights": gib(size)})
+        )
     staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
     told = any("pipeline_parallel_size" in settings for settings, worked in case.reported if worked)
     staged = staged or case.first("stage_told") or (told and case.first_failure)
@@ -55,8 +55,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("unequal_cards_told"):
         yield known_fix("larger_card_alone")
         return
-    if (stage := planner.case.first("stage_told")) and "layer" in stage.text.lower():
-        yield known_fix("fewer_layers_on_stage")
+    yield known_fix("fewer_layers_on_stage") if planner.case.number("stage_told", "stage_bytes") else None
     partition, fewer = _layer_partition(planner), known_fix("fewer_layers_at_both_ends")
     yield replace(fewer, env={"VLLM_PP_LAYER_PARTITION": partition}, steps=()) if partition else fewer
     if fits := longest_fitting_len(planner.case):

@@ -16,7 +16,7 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     other_hardware,
     split_over_more_gpus,
 )
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, stated_weights_bytes, weights_of_card
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
@@ -119,7 +119,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.known.args.dtype_bytes > 2:
         yield _half_precision_fix(planner)
     told = planner.case.first("need_told")
-    if told is not None and planner.can_offload and any("offload" in line for line in planner.case.written_lines):
+    offloads = not planner.case.platform.wsl and any("offload" in line for line in planner.case.written_lines)
+    if told is not None and offloads:
         budget = planner.utilization * (planner.total_bytes or 0)
         rest = math.ceil(((told.number("need_bytes") or 0) - budget) / GIB) + 3
         why = f"What {gib(round(budget))} of the card lack, and 3 GiB for a step and KV, stays in host RAM: {rest} GiB."
@@ -168,8 +169,7 @@ def _half_precision_fix(planner: FixPlanner) -> Fix | None:
 def _should_fit_fix(planner: FixPlanner) -> Fix | None:
     """Fix: what to check where weights by the stated parameter count are far below the card; else None."""
     case, total, is_shown = planner.case, planner.total_bytes, planner.known.args.tensor_parallel_size is not None
-    weights = stated_weights_bytes(case) * case.startup.args.engine_ranks // planner.known.ranks
-    weights = weights_of_card(case) or weights
+    weights = stated_weights_bytes(case, planner.known.ranks)
     if planner.failed_plan is not None or not total or not 0 < weights < FULL_OF_WEIGHTS * total:
         return None
     if case.has("transformers_backend", "low_bit_load") or not (is_shown or planner.known.ranks > 1):

@@ -193,11 +193,6 @@ class FixPlanner:
         return math.floor((1 - held / total) * 100) / 100 if total and held < total else 1.0
 
     @property
-    def can_offload(self) -> bool:
-        """Whether weights can stay in host RAM: V1 reads them in pinned memory, which vLLM does not use under WSL."""
-        return not self.case.platform.wsl or self.case.engine.generation == "V0"
-
-    @property
     def at_share(self) -> str:
         """` at 0.9 of the card`, to append to a sentence; empty where gpu_memory_utilization is not known."""
         return f" at {self.utilization:g} of the card" if self.utilization_known else ""
@@ -235,10 +230,10 @@ class FixPlanner:
             if most <= self.utilization:
                 return None
             flags, why = {**flags, "gpu_memory_utilization": most}, f"{why} {reason('others_leave', {'share': most})}"
+        if flags.get("cpu_offload_gb") and self.case.platform.wsl and self.case.engine.generation != "V0":
+            return None  # V1 reads offloaded weights in pinned memory, which vLLM does not use under WSL
         planned = self.plan_with(flags) if flags else None
-        if (self.failed_plan is not None and flags and planned is None) or (
-            flags.get("cpu_offload_gb") and not self.can_offload
-        ):
+        if self.failed_plan is not None and flags and planned is None:
             return None
         if self.failed_plan is None and self.accounting.refuses(flags):
             return None

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from legroom.diagnosis.finding import Fix, FixKind, reason
+from legroom.diagnosis.finding import Fix, FixKind, known_fix, reason
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.pasted_command import prose
@@ -15,8 +15,7 @@ from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import all_gpus
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.releases import known_releases
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import known_releases, release
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
 from legroom.vllm.args import ServeArgs
@@ -200,10 +199,8 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
             value = words[position + 1]
         problem = _flag_problem(planner, name)
         if not planner.known.release_known and name in flags_of(planner.known.release):
-            if all(name in flags_of(each) for each in map(known_release, known_releases())):
-                reasons.append(f"Every release has {name}, so it did not arrive as words of its own.")
-                steps += read_data("diagnosis_texts.json")["flag_of_every_release"]
-                continue
+            if all(name in flags_of(each) for each in map(release, known_releases())):
+                return known_fix("flag_of_every_release")
             flags[dest_name(name)] = None
             reasons.append(f"vLLM {planner.known.release.version} has {name}: the one that refused it is older.")
             steps.append(f"pip install -U vllm, or take {name} out")
@@ -220,8 +217,7 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
         reasons.append(f"{problem.message}.")
         is_written = problem.instead and problem.instead not in words
         steps.append(f"write {problem.instead} in place of {name}" if is_written else f"take {name} out")
-    steps = list(dict.fromkeys(steps))
-    return _flag_fix(planner, flags, " ".join(reasons), tuple(steps)) if steps else None
+    return _flag_fix(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
 
 
 def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:

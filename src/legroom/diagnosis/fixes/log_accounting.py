@@ -124,19 +124,13 @@ def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | 
     return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
 
 
-def stated_weights_bytes(case: Case) -> int:
-    """A rank's weights by sentences that give their size, or parameters and dtype; 0 where none does."""
+def stated_weights_bytes(case: Case, ranks: int = 0) -> int:
+    """A rank's weights by sentences that give their size, or parameters and dtype, else 0. `ranks`: 0: by flags."""
     told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
     by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
     said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
-    return weights_of_card(case) or round(max(said.values(), default=by_name) / args.engine_ranks)
-
-
-def weights_of_card(case: Case) -> int:
-    """The weights on one card, as a sentence gives them; 0 where none does."""
-    size = case.first("model_size_told")
-    sizes = (size.number(name) for name in ("rank_bytes", "card_bytes", "own_bytes")) if size is not None else ()
-    return next(filter(None, sizes), 0)
+    own = next((said[name] for name in ("rank_bytes", "card_bytes", "own_bytes") if said.get(name)), 0)
+    return own or round(max(said.values(), default=by_name) / (ranks or args.engine_ranks))
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
