@@ -6,7 +6,7 @@ import contextlib
 import hmac
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
 from legroom.live.journal.journal_records import JournalUnavailable
@@ -18,12 +18,25 @@ if TYPE_CHECKING:
 
     from legroom.live.journal.journal_buffer import JournalThread
     from legroom.sidecar.open_incidents import OpenIncident
-    from legroom.sidecar.sidecar import Sidecar
 
 _MAX_BODY_BYTES = 64 * 1024  # Of a POST: a JSON object of three fields.
 
 
-def make_app(served: Sidecar) -> web.Application:
+class ServedSidecar(Protocol):
+    """What the routes need of the sidecar."""
+
+    token: str | None
+    any_host: bool
+
+    def metrics_and_content_type(self) -> tuple[bytes, str]: ...
+    def health(self) -> dict[str, Any]: ...
+    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]: ...
+    async def acknowledge(self, incident_id: int, by: str) -> None: ...
+    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+        """Starts `restart`, or the `undo` of an action's id, on a server: `accepted`, `reason` and `again_in_s`."""
+
+
+def make_app(served: ServedSidecar) -> web.Application:
     """The HTTP app with the sidecar's routes; any method but GET and HEAD needs the token."""
     from aiohttp import web  # slow to import
 

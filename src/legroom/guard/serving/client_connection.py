@@ -1,24 +1,21 @@
 """A client's connection to the proxy: uvicorn's HTTP/1.1 protocol with bounds on size and time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
 import struct
 import termios
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import httptools
+from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from legroom.guard.log import log_bug
 from legroom.guard.request import refusals
 from legroom.guard.request.refusals import INVALID, SERVER, Refusal
-
-if TYPE_CHECKING:
-    from legroom.guard.serving.proxy import Proxy
+from legroom.guard.serving.admission_app import AdmissionApp
 
 HEADER_TIMEOUT_S = 10.0
 """From the first byte of a request to the end of its headers, as in nginx's order of magnitude (60 s) but shorter."""
@@ -34,10 +31,22 @@ class StopParsing(Exception):
     """Ends the parsing of a connection that was refused."""
 
 
+class ClientServer(AdmissionApp):
+    """The admission application, with the state that the connections of all clients share."""
+
+    config: Config
+    server_state: ServerState
+    now_s: float
+    """The time of the last sweep, which is precise enough for deadlines."""
+    buffered_bytes: int
+    """Of request bodies in memory."""
+    most_buffered_bytes: int
+
+
 class ClientConnection(HttpToolsProtocol):
     """One client's connection. A cycle is uvicorn's object for one request and its response."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: ClientServer) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
         self._head_bytes = self._body_bytes = self._buffered_bytes = 0

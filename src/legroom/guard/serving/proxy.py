@@ -19,16 +19,8 @@ from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.engine_usage import steps_of_page
 from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS
-from legroom.guard.serving.admission_app import (
-    ON_CHUNK,
-    AdmissionApp,
-    Receive,
-    Scope,
-    Send,
-    send_refusal,
-    send_response,
-)
-from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection
+from legroom.guard.serving.admission_app import ON_CHUNK, Receive, Scope, Send, send_refusal, send_response
+from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection, ClientServer
 from legroom.guard.serving.upstream import Upstream, UpstreamError, UpstreamPool, connection_headers, down, request_head
 from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
 from legroom.live.run_record import run_under_way, start_requested
@@ -135,7 +127,7 @@ async def _read_body(receive: Receive) -> bytes | None:
     return None
 
 
-class Proxy(AdmissionApp):
+class Proxy(ClientServer):
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
         admission = Admission(options.policy, options.plan, self.tokenize)
@@ -146,9 +138,7 @@ class Proxy(AdmissionApp):
         )
         self.server_state = ServerState()
         self.buffered_bytes, self.most_buffered_bytes = 0, options.most_buffered_bytes
-        """Of request bodies in memory."""
         self.now_s = admission.clock()
-        """The time of the last sweep, which is precise enough for deadlines."""
         secret, key = options.upstream.authorization, options.api_key
         self._authorization = secret or (f"Bearer {key}".encode() if key else b"")
         self.is_draining = False
