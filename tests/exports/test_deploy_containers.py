@@ -367,6 +367,14 @@ def test_more_cards_than_a_machine_usually_has_are_said_on_stderr(capsys):
     assert "one machine" not in capsys.readouterr().err
 
 
+def test_a_server_that_may_not_start_is_said_on_stderr(capsys):
+    words = ["Qwen/Qwen2.5-32B-Instruct-AWQ", "--gpu", "l4", "--vllm", "0.11.0", "--gpu-memory-utilization", "0.95"]
+    assert main(["export", "kubernetes", *words, "--max-model-len", "7168"]) == 0
+    assert "tight and may not start" in capsys.readouterr().err
+    assert main(["export", "kubernetes", *words, "--max-model-len", "2048", "--max-num-seqs", "8"]) == 0
+    assert "may not start" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["docker", "compose"])
 def test_without_a_key_the_port_is_published_on_this_machine_alone(kind, capsys):
     assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100"]) == 0

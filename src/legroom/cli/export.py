@@ -233,10 +233,12 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
 
 
 def _require_fit(plan: PlanDocument, hint: str = "legroom plan says which flags fix it") -> PlanDocument:
-    """The plan; raises LegroomError, with this hint, where its server does not start."""
+    """The plan, with a note where it is tight; raises LegroomError, with this hint, where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
         raise LegroomError(f"the planned server does not start{why}", hint)
+    if plan.verdict == "tight":
+        note(f"the planned server is tight and may not start{f': {plan.reason}' if plan.reason else ''}")
     return plan
 
 

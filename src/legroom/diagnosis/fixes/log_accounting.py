@@ -86,6 +86,8 @@ class LogAccounting:
             return self.weights_bytes is not None and self.total_bytes * share <= self.weights_bytes
         above_free = self.free_bytes is not None and round(share * self.total_bytes) > self.free_bytes
         needed = 0 if flags.keys() & _CHANGES_REQUEST else self.request_bytes or 0
+        if pool is None and share < self.share and self.weights_bytes is not None:
+            pool = round(share * self.total_bytes) - self.weights_bytes  # before the peak, which is not known
         too_small = pool is not None and (pool <= 0 or pool < needed)
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
