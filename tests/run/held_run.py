@@ -36,6 +36,15 @@ def until(true: Callable[[], Any], patience_s: float = 90.0) -> Any:
     raise AssertionError("it did not happen")
 
 
+def watched_by(pid: int) -> set[int]:
+    """The processes that this one holds a pidfd of; its files come and go while they are read."""
+    held = set()
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            held |= {int(line[4:]) for line in entry.read_text().splitlines() if line.startswith("Pid:")}
+    return held
+
+
 class Run:
     """One `legroom run` of the stand-in. With words `before` it is a Python of its own, as a user would start it."""
 

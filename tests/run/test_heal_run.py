@@ -7,11 +7,10 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-from held_run import until
+from held_run import until, watched_by
 
 from legroom.run.health import ServerAddress
 
@@ -141,8 +140,7 @@ def test_an_engine_that_somebody_kills_while_it_starts_is_named_and_started_agai
     supervised = run("--no-verify", "--restart-delay", "0.1", STAND_IN_START_S="3")
     until(lambda: supervised.out.exists() and "KV cache size" in supervised.out.read_text())
     engine = supervised.engine()
-    open_files = Path(f"/proc/{supervised.process.pid}/fdinfo")
-    until(lambda: any(f"Pid:\t{engine}\n" in each.read_text() for each in open_files.iterdir() if each.exists()))
+    until(lambda: engine in watched_by(supervised.process.pid))
     os.kill(engine, signal.SIGKILL)
     assert f"an untitled process (pid {engine}) died of SIGKILL, sent by somebody" in supervised.said("start failed")
     supervised.serving()
