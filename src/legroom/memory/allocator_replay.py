@@ -38,10 +38,11 @@ class AllocatorHistory:
 
 
 def replay_serves_request(
-    history: AllocatorHistory, settings: AllocatorSettings, limit_bytes: int | None, card_bytes: int | None
+    history: AllocatorHistory, settings: AllocatorSettings, process_limit_bytes: int | None, card_bytes: int | None
 ) -> bool | None:
-    """Whether the last out-of-memory request is served under these limits; None: none recorded, or one fails before."""
-    allocator = CachingAllocator(settings, limit_bytes, card_bytes)
+    """Whether the history's last out-of-memory request fits under these limits; None if it has none, or an earlier
+    allocation fails. None as a limit: unlimited."""
+    allocator = CachingAllocator(settings, process_limit_bytes, card_bytes)
     live: dict[int, Block] = {}
     last = max((i for i, event in enumerate(history.events) if event.action == "oom"), default=-1)
     if last < 0:
@@ -91,7 +92,8 @@ def try_settings(
     recorded: AllocatorSettings,
     candidates: Iterable[AllocatorSettings],
 ) -> Iterator[SettingTried]:
-    """Yields whether each candidate serves the request; nothing unless the recorded settings refuse it in a replay."""
+    """Yields each candidate with whether it would have served the request (None: unclear); nothing at all if a replay
+    with the `recorded` settings does not refuse the request, as the log did."""
     limits = consistent_limits(request, recorded)
     if any(replay_serves_request(history, recorded, *limit) is not False for limit in limits):
         return
@@ -100,7 +102,7 @@ def try_settings(
 
 
 def _agreed(answers: list[bool | None]) -> bool | None:
-    """The answer of all replays that have one; None where they differ, or half of them or more have none."""
+    """The answer that all replays with one give; None if answers differ, or at least half of the replays have none."""
     known = {answer for answer in answers if answer is not None}
     is_mostly_known = 2 * answers.count(None) < len(answers)
     return known.pop() if len(known) == 1 and is_mostly_known else None

@@ -22,7 +22,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 without it or unsplit."""
+    """Bytes of FlashAttention 3's split-KV outputs and sums in full graphs of `sequences`; 0 if it does not split."""
     named = named_backend(settings.given, settings.release)
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
@@ -35,7 +35,7 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 
 def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
-    """Bytes of the split-KV buffers of the largest of these batch sizes that is split; 0 where none is."""
+    """Bytes of split-KV buffers of the largest batch size (in sequences) that FlashAttention 3 splits; 0 if none is."""
     split = (sequences for sequences in batches if sequences <= _LARGEST_SPLIT_BATCH)
     return split_buffers(model, settings, gpu, max(split, default=0))
 
@@ -82,7 +82,7 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def _attention_layers(model: Model) -> tuple[Attention, ...]:
-    """The distinct attention mixers that are not latent (MLA) and have no indexer."""
+    """The distinct attention mixers that are neither latent (MLA) nor sparse, that is without an indexer."""
     mixers = with_kv_heads(layer.mixer for layer in model.distinct_layers)
     return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
 
@@ -104,8 +104,8 @@ def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
 
 
 def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes per query token of an encoder's split-KV scratch (outputs and log-sum-exp of all heads) for `sequences` of
-    `length` tokens; 0 if unsplit."""
+    """Bytes per query token of an encoder's split-KV scratch (outputs and log-sum-exp of all heads), for `sequences`
+    sequences of `length` tokens each; 0 where FlashAttention 3 does not split them."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
     if not is_hopper or settings.release.before("0.14.0"):

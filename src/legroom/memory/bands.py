@@ -74,7 +74,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
 
 
 def _architecture_class(model: Model) -> str:
-    """`full`, `windowed`, `latent`, `linear attention` or `state space`, and `+experts` where there are any."""
+    """`full`, `windowed`, `latent`, `linear attention` or `state space`, with `+experts` where layers have experts."""
     layers = [layer for layer, _ in layer_kinds(model)]
     mixers = [mixer for layer in layers for mixer in (layer.mixer, *layer.also)]
     states = {mixer.kind for mixer in recurrent(mixers)}
@@ -123,7 +123,7 @@ def card_family(gpu: Gpu) -> str:
 
 
 def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The figure of the layout's part `name` with the error band of deployments like `of`; a measured one unchanged."""
+    """The figure of a layout part (`name`: "weights", "activation" ...) with its error band; unchanged if measured."""
     return _banded.get((value, of, gpu), (name,), lambda: _with_band(name, value, of, gpu))
 
 
@@ -151,7 +151,7 @@ def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
-    """The figure, estimated, with a band from `below` bytes under it (but not under 0) to `above` bytes over it."""
+    """The figure as an estimate, with a band from `below` bytes under it (not under 0) to `above` bytes over it."""
     low = min(value.bytes, max(0, value.bytes - below))
     return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 
@@ -176,7 +176,7 @@ def kv_band(
 
 
 def possible_spare(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes that the KV cache gains if the card is the larger one of its name and optional libraries are installed."""
+    """Bytes that the KV cache gains if all that `parts` may lack is absent and the card is the larger of its name."""
     return sum(possible_saving(part) for part in parts) + spare_on_larger_card(settings, gpu)
 
 
@@ -187,12 +187,12 @@ def spare_on_larger_card(settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def possible_saving(value: Figure) -> int:
-    """Bytes by which a figure's error band reaches further down than up, as a part may be absent; else 0."""
+    """Bytes by which the error band reaches further down than up: those of parts that may be absent; else 0."""
     return max(0, value.bytes - value.low - (value.high - value.bytes)) if value.kind == "estimated" else 0
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's error band reaches further up than down, as a part may be missing; else 0."""
+    """Bytes by which the error band reaches further up than down: those of parts that may exist uncounted; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
@@ -201,13 +201,13 @@ COUNTED = ("activation", "cuda_graph", "non_torch")
 
 
 def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
-    """Bytes (that the budget may lose, that it may gain), as drivers reserve different amounts of the card."""
+    """Bytes (that the budget may lose, that it may gain), as the driver reserves more or less of the card's memory."""
     less, more = gpu.total_bytes - gpu.total_low_bytes, gpu.total_high_bytes - gpu.total_bytes
     return max(0, less) * settings.gpu_memory_utilization, max(0, more) * settings.gpu_memory_utilization
 
 
 def error_scale(value: Figure) -> float:
-    """The figure's own error in bytes: the narrower side of its error band (upper if the low end is 0); else 0."""
+    """Bytes to the nearer end of the error band, to its upper end if the lower is 0; 0 for a figure not estimated."""
     if value.kind != "estimated":
         return 0.0
     above = value.high - value.bytes

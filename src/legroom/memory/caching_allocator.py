@@ -50,7 +50,7 @@ class AllocatorSettings:
         return -(-request_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
     def may_split(self, block_bytes: int, wanted_bytes: int, *, is_small: bool) -> bool:
-        """Whether the rest of a free block that serves `wanted_bytes` is split off; `is_small`: of a small pool."""
+        """Whether a free block that serves a request is split, its rest kept free; `is_small`: in the small pool."""
         rest = block_bytes - wanted_bytes
         if is_small or self.expandable_segments:
             return rest >= MIN_BLOCK_BYTES
@@ -215,7 +215,7 @@ class CachingAllocator:
 
     @property
     def used_segments(self) -> list[int]:
-        """Bytes of every segment with an allocated block; small blocks are counted as densely packed."""
+        """Bytes of every segment with an allocated block, as if the small blocks were packed without gaps."""
         used: list[int] = []
         small_bytes = 0
         for pool in self._pools.values():
@@ -226,9 +226,9 @@ class CachingAllocator:
             used += [size for address, size in pool.segments.items() if address not in empty]
         return used + [SMALL_SEGMENT_BYTES] * cdiv(small_bytes, SMALL_SEGMENT_BYTES)
 
-    def _best_fit(self, pool: BlockPool, wanted: int) -> Block | None:
-        """The smallest free block that may serve `wanted` bytes, taken off the pool; None where there is none."""
-        index = bisect_left(pool.free, (wanted,))
+    def _best_fit(self, pool: BlockPool, wanted_bytes: int) -> Block | None:
+        """The smallest free block that may serve `wanted_bytes`, taken off the pool; None where there is none."""
+        index = bisect_left(pool.free, (wanted_bytes,))
         if index == len(pool.free):
             return None
         block = pool.free[index][2]
@@ -238,31 +238,31 @@ class CachingAllocator:
                 if _growable_bytes(larger) >= _growable_bytes(block):
                     break
                 block = larger
-        if not self.settings.may_serve(block.size_bytes, wanted):
+        if not self.settings.may_serve(block.size_bytes, wanted_bytes):
             return None
         pool.remove(block)
         return block
 
-    def _reserve(self, pool: BlockPool, wanted: int) -> Block:
-        """A block of `wanted` newly reserved bytes, after emptying the cache if need be; raises CudaOutOfMemory."""
-        block = self._grow(pool, wanted)
-        if block is None and self._release_oversize(pool, wanted):
-            block = self._grow(pool, wanted)
+    def _reserve(self, pool: BlockPool, wanted_bytes: int) -> Block:
+        """A block of `wanted_bytes` newly reserved, after emptying the cache if need be; raises CudaOutOfMemory."""
+        block = self._grow(pool, wanted_bytes)
+        if block is None and self._release_oversize(pool, wanted_bytes):
+            block = self._grow(pool, wanted_bytes)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._grow(pool, wanted)
+            block = self._grow(pool, wanted_bytes)
         if block is None:
             raise CudaOutOfMemory
         return block
 
-    def _grow(self, pool: BlockPool, wanted: int) -> Block | None:
-        """A block of `wanted` newly reserved bytes; None where the allocator's limit or the card is exhausted."""
-        size = segment_bytes(wanted)
+    def _grow(self, pool: BlockPool, wanted_bytes: int) -> Block | None:
+        """A block of `wanted_bytes` newly reserved; None where the allocator's limit or the card is exhausted."""
+        size = segment_bytes(wanted_bytes)
         if self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes:
             return None
         if self.settings.expandable_segments:
-            return self._expand(pool, wanted)
+            return self._expand(pool, wanted_bytes)
         if self.card_bytes is not None and self.reserved_bytes + size > self.card_bytes:
             return None
         address = self._next_address if self.ascending_addresses else self._next_address - size
@@ -271,12 +271,12 @@ class CachingAllocator:
         pool.segments[address] = size
         return Block(address, size, pool)
 
-    def _release_oversize(self, pool: BlockPool, wanted: int) -> bool:
-        """Releases free blocks of `max_split_size_mb` or more until `wanted` bytes are released; whether they are."""
+    def _release_oversize(self, pool: BlockPool, wanted_bytes: int) -> bool:
+        """Releases free blocks of `max_split_size_mb` or more until `wanted_bytes` are released; whether they are."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
-        needed = max(limit, wanted)
+        needed = max(limit, wanted_bytes)
         index = bisect_left(pool.free, (needed,))
         if index < len(pool.free):
             self._release(pool.free[index][2])
@@ -293,42 +293,42 @@ class CachingAllocator:
         block.pool.segments.pop(block.address, None)
         self.reserved_bytes -= block.size_bytes
 
-    def _split(self, block: Block, wanted: int) -> None:
-        """Cut the block to `wanted` bytes; the rest joins its pool, free, or unmapped where the block is."""
-        rest = Block(block.address + wanted, block.size_bytes - wanted, block.pool, block.is_mapped)
-        block.size_bytes = wanted
+    def _split(self, block: Block, wanted_bytes: int) -> None:
+        """Cut the block to `wanted_bytes`; the rest joins its pool, free, or unmapped where the block is."""
+        rest = Block(block.address + wanted_bytes, block.size_bytes - wanted_bytes, block.pool, block.is_mapped)
+        block.size_bytes = wanted_bytes
         rest.link(block, block.after)
         block.pool.add(rest)
 
-    def _expand(self, pool: BlockPool, wanted: int) -> Block | None:
-        """A block of `wanted` bytes or more, mapped at the end of an expandable segment; None where mapping fails."""
-        block = self._expandable_block(pool, wanted)
-        if not block.is_mapped and not self._map(block, min(block.size_bytes, wanted)):
+    def _expand(self, pool: BlockPool, wanted_bytes: int) -> Block | None:
+        """A block of `wanted_bytes` or more, mapped at the end of an expandable segment; None where mapping fails."""
+        block = self._expandable_block(pool, wanted_bytes)
+        if not block.is_mapped and not self._map(block, min(block.size_bytes, wanted_bytes)):
             return None
-        while block.size_bytes < wanted:
+        while block.size_bytes < wanted_bytes:
             following = block.after
             assert following is not None
-            if not self._map(following, min(wanted - block.size_bytes, following.size_bytes)):
+            if not self._map(following, min(wanted_bytes - block.size_bytes, following.size_bytes)):
                 return None
             block = following
         pool.remove(block)
         return block
 
-    def _expandable_block(self, pool: BlockPool, wanted: int) -> Block:
-        """The first free or unmapped block with address space for `wanted` bytes, else that of a new segment."""
+    def _expandable_block(self, pool: BlockPool, wanted_bytes: int) -> Block:
+        """The first free or unmapped block that starts a free run of `wanted_bytes`, else that of a new segment."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             start = before if before is not None and not before.is_allocated else unmapped
-            if _free_run_bytes(start, wanted) >= wanted:
+            if _free_run_bytes(start, wanted_bytes) >= wanted_bytes:
                 return start
         block = Block(next(self._expandable), _ADDRESS_SPACE_BYTES, pool, is_mapped=False)
         pool.add(block)
         return block
 
-    def _map(self, block: Block, size: int) -> bool:
-        """Maps memory to the first `size` bytes, in whole pages, of an unmapped block; False where the card is full."""
+    def _map(self, block: Block, wanted_bytes: int) -> bool:
+        """Maps the first `wanted_bytes` of an unmapped block, in whole pages; False where the card is full."""
         pool = block.pool
-        mapped = min(round_up(size, pool.page_bytes), block.size_bytes)
+        mapped = min(round_up(wanted_bytes, pool.page_bytes), block.size_bytes)
         if self.card_bytes is not None and self.reserved_bytes + mapped > self.card_bytes:
             return False
         pool.remove(block)
@@ -366,10 +366,10 @@ def _growable_bytes(block: Block) -> int:
     return block.size_bytes + (following.size_bytes if following is not None and not following.is_mapped else 0)
 
 
-def _free_run_bytes(block: Block | None, wanted: int) -> int:
-    """Free and unmapped bytes from a block on, counted up to `wanted`."""
+def _free_run_bytes(block: Block | None, wanted_bytes: int) -> int:
+    """Free and unmapped bytes in a row from this block on; counting stops once `wanted_bytes` are reached."""
     run = 0
-    while run < wanted and block is not None and not block.is_allocated:
+    while run < wanted_bytes and block is not None and not block.is_allocated:
         run += block.size_bytes
         block = block.after
     return run

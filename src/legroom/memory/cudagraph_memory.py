@@ -28,7 +28,7 @@ _CUSTOM_RANKS = (2, 4, 6, 8)  # World sizes of vLLM's custom all-reduce kernel.
 
 
 def is_nvlink_server(gpu: Gpu) -> bool:
-    """Whether the card is a Hopper or data-centre Blackwell GPU, whatever its wiring; other Blackwell is 12.x."""
+    """Whether the card is a Hopper or data-centre Blackwell GPU (compute capability 9 or 10), however it is wired."""
     return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
 
 
@@ -44,7 +44,7 @@ def fuses_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int]) -> int:
-    """Bytes of the all-reduce nodes in graphs of these sizes (tokens); 0 with one rank or off NVIDIA."""
+    """Bytes of the all-reduce nodes in graphs of these batch sizes (tokens); 0 without tensor parallelism or NVIDIA."""
     if settings.tensor_parallel_size == 1 or gpu.vendor != "nvidia":
         return 0
     fit = constants()["graphs"]["all_reduce"]
@@ -94,7 +94,7 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _draft_logits(model: Model, settings: EngineSettings) -> int:
-    """The most bytes of a draft's own graphs: logits of all drafted tokens in two precisions; 0 without a draft."""
+    """The most bytes of a draft's own graphs: logits of all drafted tokens in its dtype and float32; 0 without one."""
     if not draft_name(settings.given.speculative_config) and not model.draft_layers:
         return 0
     rows = min(settings.max_num_seqs, max(settings.cudagraph_capture_sizes, default=0))
@@ -183,10 +183,10 @@ def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: l
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
 
 
-def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
-    """Bytes of the graphs' memory pool (fitted); `splits`: bytes of the attention's split buffers."""
+def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, split_buffers_bytes: int) -> int:
+    """Bytes of the graphs' memory pool (fitted), whose split-KV buffers take `split_buffers_bytes`."""
     fit = _graph_constants(settings)
-    pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
+    pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * split_buffers_bytes
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     blocks = [layer.feedforward for layer, _ in cached_by_model(layer_kinds, model)]
     if any(isinstance(block, Experts) and block.shared_intermediate_size for block in blocks):
@@ -199,13 +199,13 @@ def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -
 
 
 def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of the forward pass's peak at the largest captured batch size."""
+    """Bytes of the forward pass's temporary tensors at the largest captured batch size."""
     largest = max(settings.cudagraph_capture_sizes, default=0)
     return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
 
 
 def _counted_as_graphs(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """What a trial capture takes for graph memory: FlashInfer's workspace, host memory if unified; else empty."""
+    """FlashInfer's workspace and unified host memory, which a trial capture counts as graphs; empty without both."""
     workspace = flashinfer_workspace(model, settings, gpu)
     term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
     return (*((term,) if workspace else ()), *_host_terms(gpu))
@@ -233,7 +233,7 @@ def captured_sizes(settings: EngineSettings) -> tuple[list[int], list[int]]:
 
 
 def layer_nodes(model: Model) -> float:
-    """A graph's nodes in units of a plain transformer layer: MLA layers count more, layers with two mixers twice."""
+    """The model's layers by their graph nodes, one plain layer as 1: MLA layers count more, those with two mixers 2."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
     mixers = sum(1 + len(layer.also) for layer in model.layers)
     return mixers + heavier * len(latent(layer.mixer for layer in model.layers))
@@ -247,32 +247,32 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, batch, split, expert_elements)
 
 
-def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, expert_elements: int) -> int:
-    """Bytes of the allocator segments after a simulated forward pass. `batch`: bytes of one element for all tokens;
-    `split`: bytes of split-KV buffers; `expert_elements`: elements per token of the experts' buffers together."""
+def _cached_segment_bytes(model: Model, ranks: int, element_bytes: int, split_bytes: int, expert_elements: int) -> int:
+    """Bytes of the allocator segments after a simulated forward pass. `element_bytes`: one element of each token;
+    `split_bytes`: split-KV buffers; `expert_elements`: elements per token of all experts' buffers together."""
     allocator = CachingAllocator(ascending_addresses=True)
-    hidden = model.hidden_size * batch
+    hidden = model.hidden_size * element_bytes
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     for layer in model.layers[:6]:  # later layers reuse the blocks of the first ones
         heads, out = _mixer_widths(layer.mixer, model.hidden_size, ranks)
-        projected = allocator.allocate(heads * batch)
+        projected = allocator.allocate(heads * element_bytes)
         allocator.free(normed)
-        output = allocator.allocate(out * batch)
-        if split and isinstance(layer.mixer, Attention | LatentAttention):
+        output = allocator.allocate(out * element_bytes)
+        if split_bytes and isinstance(layer.mixer, Attention | LatentAttention):
             mixer = layer.mixer
-            sums = split // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
-            for block in [allocator.allocate(split - sums), allocator.allocate(sums)]:
+            sums = split_bytes // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
+            for block in [allocator.allocate(split_bytes - sums), allocator.allocate(sums)]:
                 allocator.free(block)
             # Experts work in buffers that are kept, so nothing else is carved out of these blocks.
-            split = 0 if any(isinstance(each.feedforward, Experts) for each in model.layers) else split
+            split_bytes = 0 if any(isinstance(each.feedforward, Experts) for each in model.layers) else split_bytes
         allocator.free(projected)
         after = allocator.allocate(hidden)
         allocator.free(output)
         residual, normed = _add_and_normalize(allocator, after, residual, hidden)
         wide, narrow = _feedforward_widths(layer.feedforward, expert_elements, ranks)
-        gate_up = allocator.allocate(wide * batch)
+        gate_up = allocator.allocate(wide * element_bytes)
         allocator.free(normed)
-        activated = allocator.allocate(narrow * batch)
+        activated = allocator.allocate(narrow * element_bytes)
         allocator.free(gate_up)
         down = allocator.allocate(hidden)
         allocator.free(activated)
@@ -280,16 +280,16 @@ def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, expe
     return sum(allocator.large_segments) + SMALL_SEGMENT_BYTES
 
 
-def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, hidden: int) -> tuple[Block, Block]:
-    """(the sum of two blocks, its norm), newly allocated with `hidden` bytes each; both input blocks are freed."""
-    summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
+def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, size: int) -> tuple[Block, Block]:
+    """(the sum of two blocks, its norm), each newly allocated with `size` bytes; both given blocks are freed."""
+    summed, normed = allocator.allocate(size), allocator.allocate(size)
     allocator.free(added)
     allocator.free(residual)
     return summed, normed
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of (a mixer's input projections, its output); if not attention, 3 and 1 x hidden."""
+    """Elements per token and rank of (a mixer's input projections, its output); 3 and 1 x `hidden` if not attention."""
     if isinstance(mixer, Attention):
         heads = cdiv(mixer.heads, ranks)
         return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim
@@ -300,8 +300,8 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
 
 
 def _feedforward_widths(block: FeedForward | None, expert_elements: int, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of (a dense block's first product, its activation); of any other block one half of
-    `expert_elements` each, which are both together over a token's experts."""
+    """Elements per token and rank of (a block's first product, its activation). A block that is not dense has half of
+    `expert_elements` (of the buffers for all experts of one token) in each."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner

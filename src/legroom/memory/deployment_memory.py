@@ -108,7 +108,8 @@ def stage_layout(
     *,
     cold: bool,
 ) -> Layout:
-    """The memory layout of a pipeline stage's GPUs, with the figures in `seen` where measured; `cold`: first start."""
+    """The memory layout of one pipeline stage's GPUs; figures in `seen` replace computed ones. `cold`: a first start,
+    whose compile cache is empty."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
@@ -159,7 +160,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int
 ) -> Figure:
-    """The KV cache: the given bytes, else the budget less `parts` and neighbours; `band`: its error (below, above)."""
+    """The KV cache: kv_cache_memory_bytes if given, else budget less `parts` and neighbours; `band`: (below, above)."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -172,25 +173,25 @@ def kv_cache_figure(
     return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
-def _measured_or(name: str, otherwise: Figure, seen: Measurements) -> Figure:
-    """The figure that is measured, or derived from what was measured, under this name; `otherwise` where it is not."""
+def _measured_or(name: str, computed: Figure, seen: Measurements) -> Figure:
+    """The value of `seen`'s field `name` as a figure, measured or derived; `computed` where that field is None."""
     if (bytes_ := getattr(seen, name)) is None:
-        return otherwise
+        return computed
     kind: Certainty = "derived" if name in seen.derived else "measured"
-    label = otherwise.terms[0].label if otherwise.terms else kind
+    label = computed.terms[0].label if computed.terms else kind
     return replace(measured(bytes_, label, f"{kind}: {seen.source}"), kind=kind)
 
 
 def first_failure(
-    ranks: Sequence[Layout], kv: KvPlan, graphs: Figure, settings: EngineSettings, gpu: Gpu, free: int
+    ranks: Sequence[Layout], kv: KvPlan, graphs: Figure, settings: EngineSettings, gpu: Gpu, free_bytes: int
 ) -> Failure | None:
-    """The first start-up check of vLLM that fails, in its order, with `free` bytes at its start; None: all pass."""
+    """The first start-up check of vLLM that fails, in its order, or None; `free_bytes`: the card's before the start."""
     return (
-        _startup_check(ranks[0], free, settings, gpu)
-        or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
-        or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
+        _startup_check(ranks[0], free_bytes, settings, gpu)
+        or _first_of(_weights_load(rank, free_bytes, gpu) for rank in ranks)
+        or _first_of(_profile_run(rank, free_bytes, gpu) for rank in ranks)
         or kv.failure
-        or _first_of(_graph_capture(rank, graphs, free, gpu) for rank in ranks)
+        or _first_of(_graph_capture(rank, graphs, free_bytes, gpu) for rank in ranks)
         or _first_of(_serving_peak(rank, gpu) for rank in ranks)
     )
 
@@ -198,7 +199,7 @@ def first_failure(
 def failure_at_best(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int
 ) -> Failure | None:
-    """The first start-up check that fails even at the favourable end of every error band, or None."""
+    """The first start-up check that fails even with every figure at the favourable end of its error band, or None."""
     free = gpu.total_bytes - overhead.held_at_start(model, settings, gpu).low - held_by_others_bytes
     larger = spare_on_larger_card(settings, gpu)
     pools = [max(rank.kv_cache.bytes, rank.kv_cache.high - larger) for rank in memory.ranks]
@@ -207,10 +208,10 @@ def failure_at_best(
     return first_failure(best, kv_plan(model, settings, gpu, pools), graphs, settings, gpu, free)
 
 
-def _at_best(rank: Layout, pool: int) -> Layout:
-    """The layout with the weights at the low end of their error band and a peak that leaves `pool` bytes for KV."""
+def _at_best(rank: Layout, kv_bytes: int) -> Layout:
+    """The layout with the lightest weights of their band, and an activation peak that leaves `kv_bytes` for KV."""
     lighter = rank.weights.bytes - rank.weights.low
-    activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
+    activation = max(0, rank.activation.bytes - max(0, kv_bytes - rank.kv_cache.bytes - lighter))
     weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter
     active = replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low))
     return replace(rank, weights=weights, activation=active, loading_peak_bytes=peak)
@@ -222,7 +223,7 @@ def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_othe
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first of these that is a failure; None where all are None."""
+    """The first failure among the results of several checks; None where every check passed."""
     return next(filter(None, failures), None)
 
 
@@ -241,37 +242,37 @@ def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
     )
 
 
-def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    """The out-of-memory failure while loading; None where weights and loading peak fit into `free` bytes."""
+def _weights_load(rank: Layout, free_bytes: int, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure while loading; None where weights and loading peak fit into the free bytes."""
     staged = overhead.loader_bytes(gpu, rank.weights.bytes)
     needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
-    if needed > free:
-        return Failure("weights_too_big", _oom_text(gpu, "while loading the weights"), needed, free)
-    if peak > free:
-        return Failure("loading_oom", _oom_text(gpu, f"while loading: {rank.loading_why}"), peak, free)
+    if needed > free_bytes:
+        return Failure("weights_too_big", _oom_text(gpu, "while loading the weights"), needed, free_bytes)
+    if peak > free_bytes:
+        return Failure("loading_oom", _oom_text(gpu, f"while loading: {rank.loading_why}"), peak, free_bytes)
     return None
 
 
-def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    """The out-of-memory failure in the profile run; None where its peak fits into `free` bytes."""
+def _profile_run(rank: Layout, free_bytes: int, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure in the profile run; None where its peak fits into the free bytes."""
     needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
-    if needed <= free:
+    if needed <= free_bytes:
         return None
-    return Failure("profiling_activation_peak", _oom_text(gpu, "in the profile run"), needed, free)
+    return Failure("profiling_activation_peak", _oom_text(gpu, "in the profile run"), needed, free_bytes)
 
 
-def _graph_capture(rank: Layout, graphs: Figure, free: int, gpu: Gpu) -> Failure | None:
-    """The out-of-memory failure of KV cache allocation or graph capture; None where both fit into `free` bytes."""
+def _graph_capture(rank: Layout, graphs: Figure, free_bytes: int, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure of KV cache allocation or graph capture; None where both fit into the free bytes."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
-    if needed <= free:
+    if needed <= free_bytes:
         return None
-    if graphs.bytes == 0 or needed - graphs.bytes > free:
-        return Failure("kv_allocation_oom", _oom_text(gpu, "while allocating the KV cache"), needed, free)
-    return Failure("cudagraph_capture_oom", _oom_text(gpu, "while capturing CUDA graphs"), needed, free)
+    if graphs.bytes == 0 or needed - graphs.bytes > free_bytes:
+        return Failure("kv_allocation_oom", _oom_text(gpu, "while allocating the KV cache"), needed, free_bytes)
+    return Failure("cudagraph_capture_oom", _oom_text(gpu, "while capturing CUDA graphs"), needed, free_bytes)
 
 
 def _serving_peak(rank: Layout, gpu: Gpu) -> Failure | None:
-    """The failure where the peak exceeds the card even with the least overhead; None on unified memory, which swaps."""
+    """The failure if even the least serving peak exceeds the card; None on unified memory, where the system swaps."""
     least = rank.peak_used_bytes - rank.held_by_others_bytes - (rank.outside.bytes - rank.outside.low)
     if least <= gpu.total_bytes or gpu.unified:
         return None
@@ -279,7 +280,7 @@ def _serving_peak(rank: Layout, gpu: Gpu) -> Failure | None:
 
 
 def _oom_text(gpu: Gpu, when: str) -> str:
-    """torch's out-of-memory message by the GPU's runtime (CUDA, HIP, XPU), with the moment `when` in brackets."""
+    """torch's out-of-memory message for the GPU's runtime (CUDA, HIP, XPU); `when` (in brackets): the start-up step."""
     runtime = {"amd": "HIP", "intel": "XPU"}.get(gpu.vendor, "CUDA")
     total = gib(gpu.total_bytes)
     return f"torch.OutOfMemoryError: {runtime} out of memory ({when}). GPU 0 has a total capacity of {total}"

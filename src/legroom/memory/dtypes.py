@@ -21,7 +21,7 @@ _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
 def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of a KV cache element without scales, 1 if packed, as the model's for `auto`; LegroomError if unknown."""
+    """Bytes of a KV cache element without scales: 1 where packed, the model's with `auto`; LegroomError if unknown."""
     if kv_cache_dtype == "auto":
         return dtype_bytes(model_dtype)
     if kv_cache_dtype in DTYPE_BYTES:
@@ -34,7 +34,7 @@ def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
 def head_token_bytes(
     head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_dtype: str, *, packs_scales: bool = True
 ) -> int:
-    """Bytes of keys, values and scales of one head of one token; `packs_scales`: the scales are in the page too."""
+    """KV bytes of one head and token with scales; `packs_scales`: packed dtypes store their scales in the page too."""
     if kv_cache_dtype.endswith("_per_token_head"):
         halved = 2 if kv_cache_dtype.startswith("int4") else 1
         scales = 2 * FLOAT32_BYTES if packs_scales else 0  # for the keys and for the values of a head

@@ -22,7 +22,7 @@ class _Removed:
     """The value of a setting that is not part of the cache key; using it raises."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        """Raise, as a figure used a setting that is not part of its cache key."""
+        """Raises TypeError: a cached figure read a setting that its `Inputs` leave out of the cache key."""
         raise TypeError("this setting is not part of the cache key of the figure (memory/figure_cache.py)")
 
     __bool__ = __eq__ = __len__ = __iter__ = __str__ = __format__ = _refuse
@@ -51,7 +51,7 @@ class Inputs:
         self.results: Memo[Any] = Memo()
 
     def of(self, settings: EngineSettings) -> EngineSettings:
-        """The settings without those in `left_out`; the same object for all settings that are equal otherwise."""
+        """The settings with `left_out` fields blanked; settings that differ in these alone give the same object."""
         recent = self._recent.get(id(settings))
         if recent is None:
             if len(self._recent) >= 64:

@@ -88,24 +88,24 @@ class HostNeeds:
 
     @property
     def request_bytes(self) -> int:
-        """The memory request for a scheduler: held memory and page cache of loading, in bytes of whole GiB."""
+        """The Kubernetes memory request: held memory and the page cache of loading, rounded up to whole GiB."""
         return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
 
     @property
     def limit_bytes(self) -> int:
-        """The container's memory limit: held memory and checkpoint, or the user's limit; at least `request_bytes`."""
+        """The container's limit: held memory and checkpoint, or the user's if lower; never below `request_bytes`."""
         wanted = max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
         return max(min(wanted, self.given_limit_bytes or wanted), self.request_bytes)
 
     def sentence(self) -> str:
-        """The parts of the host memory in one sentence."""
+        """A sentence that lists the parts of the host memory in GiB."""
         parts = ", ".join(f"{share.what} {share.bytes / GIB:.1f}" for share in self.shares)
         loading = f"loading passes up to {self.loading_bytes / GIB:.1f} through the page cache"
         return f"Host memory in GiB: {parts}; {loading}"
 
 
 def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> int:
-    """Bytes read from disk at start-up: the checkpoint's, else the weights' without any parallelism."""
+    """Bytes that start-up reads from disk: the checkpoint's, or if unknown the weights' of all ranks, each once."""
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     is_shared = traits(model).moe and settings.data_parallel_size * settings.prefill_context_parallel_size > 1
@@ -115,7 +115,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
-    """The host needs of one node of a deployment: the ranks of eight GPUs at most, unless one engine has more."""
+    """The host memory and CPUs of one node: the ranks of eight GPUs at most, or of one engine where that has more."""
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(8, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)
@@ -153,14 +153,14 @@ def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
     )
 
 
-def whole_gib(bytes_: float) -> int:
+def whole_gib(size_bytes: float) -> int:
     """The bytes rounded up to whole GiB, in bytes."""
-    return math.ceil(bytes_ / GIB) * GIB
+    return math.ceil(size_bytes / GIB) * GIB
 
 
-def pinned_bytes(size: float) -> int:
-    """Bytes that torch's caching host allocator uses for a pinned tensor of `size` bytes: the next power of two."""
-    return 1 << max(math.ceil(size) - 1, 0).bit_length() if size > 0 else 0
+def pinned_bytes(size_bytes: float) -> int:
+    """Bytes that torch's caching host allocator takes for a pinned tensor: the next power of two of its size."""
+    return 1 << max(math.ceil(size_bytes) - 1, 0).bit_length() if size_bytes > 0 else 0
 
 
 def host_needs(settings: HostSettings) -> HostNeeds:
@@ -196,7 +196,7 @@ def api_servers(settings: HostSettings) -> int:
 
 
 def shm_bytes(settings: HostSettings) -> int:
-    """The size of /dev/shm in whole GiB: 1 GiB, message queues and NCCL of several ranks, and what flags put there."""
+    """Bytes of /dev/shm in whole GiB: 1 GiB, message queues and NCCL between ranks, and what flags place there."""
     gpus = settings.gpus
     queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
     media = media_cache_gib(settings) * GIB if _media_in_shm(settings) else 0
@@ -204,7 +204,7 @@ def shm_bytes(settings: HostSettings) -> int:
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """GiB of a process's media cache: by flag, VLLM_MM_INPUT_CACHE_GIB, or 4 (8 up to 0.8.1); 0 for text or if off."""
+    """GiB of one process's media cache: by flag, VLLM_MM_INPUT_CACHE_GIB, or 4 (8 up to 0.8.1); 0 if off or text."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -267,14 +267,14 @@ def _offload_bytes(settings: HostSettings) -> float:
 
 
 def _shm_offload_bytes(settings: HostSettings) -> float:
-    """Bytes of offloaded KV cache in /dev/shm, over all engines."""
+    """Bytes of offloaded KV cache in /dev/shm for all engines; 0 where the connector uses other memory."""
     if settings.release.before(SHARED_REGION_SINCE) or _registers_plain_memory(settings):
         return 0.0
     return _offload_bytes(settings) * settings.engines
 
 
 def _registers_plain_memory(settings: HostSettings) -> bool:
-    """Whether SimpleCPUOffloadConnector is in use, by name or variable: it pins unrounded pages of its own."""
+    """Whether SimpleCPUOffloadConnector is in use (by config or variable), which pins memory without rounding it up."""
     simple = _kv_transfer_config(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
     return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
 
@@ -290,7 +290,7 @@ def _number_of_flag(args: ServeArgs, flag: str) -> float:
 
 
 def number_of(text: str) -> float:
-    """A non-negative number from a flag or variable; 0 where it is unreadable."""
+    """The text as a finite number of 0 or more; 0 where it is negative or unreadable."""
     try:
         size = float(text)
     except ValueError:

@@ -63,7 +63,7 @@ class Layout:
 
 
 def check_text(check: str, release: Release, **values: object) -> str:
-    """The error message, filled with `values`, of a named KV cache check; empty where the release has no such check."""
+    """vLLM's error message, filled with `values`, of the KV cache check of this id; "" where the release lacks it."""
     entries = read_data("kv_checks.json")["checks"]
     entry = next((e for e in entries if e["check"] == check and release.within(e["first"], e["last"])), None)
     if entry is None:
@@ -75,7 +75,7 @@ def check_text(check: str, release: Release, **values: object) -> str:
 
 
 def too_long_text(release: Release, needed_bytes: int, available_bytes: int, **tokens: int) -> str:
-    """The error message where one request of max_model_len does not fit; `tokens`: the message's other values."""
+    """vLLM's error where one request of max_model_len does not fit; `tokens`: the token counts named in its message."""
     needed, available = needed_bytes / GIB, available_bytes / GIB
     if release.at_least("0.14.0"):
         needed, available = round(needed, 2), round(available, 2)

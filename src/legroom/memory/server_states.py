@@ -46,8 +46,8 @@ class ServerState:
 def server_states(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, host_bytes_s: float | None = None
 ) -> tuple[ServerState, ...]:
-    """Every state of a server with --enable-sleep-mode; LegroomError if the release has none. `host_bytes_s`: speed
-    of copies from the host, None: the usual one."""
+    """The memory of a server with --enable-sleep-mode awake, asleep at each level and while it updates weights.
+    LegroomError if the release has no sleep mode; `host_bytes_s`: copy speed from the host, None: the usual one."""
     rules = sleep_rules(settings.release)
     if rules is None:
         hint = f"it came with {first_release_with_sleep()}: name a later one"
@@ -82,17 +82,17 @@ def server_states(
 
 
 def _host_figure(*terms: Term) -> Figure:
-    """A figure of host memory: the sum of the terms, without those of 0 bytes."""
+    """A figure of host memory with the sum of these terms; it lists those above 0 bytes."""
     return Figure(sum(term.bytes for term in terms), terms=tuple(term for term in terms if term.bytes))
 
 
-def _pinned(segments: Sequence[int]) -> int:
-    """Bytes of page-locked memory for these segments, each rounded up as torch does."""
-    return sum(pinned_bytes(size) for size in segments)
+def _pinned(segment_sizes: Sequence[int]) -> int:
+    """Bytes of page-locked memory for segments of these bytes, each rounded up to a power of two as in torch."""
+    return sum(pinned_bytes(size) for size in segment_sizes)
 
 
 def serving(rank: Layout) -> Figure:
-    """The server's own peak on a card while awake, with the error band of memory outside the budget."""
+    """A card's memory at the server's peak while awake, without neighbours, with the error band of its parts."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,
@@ -149,7 +149,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Bytes of the sampler tables in the weights' sleep pool: (token counts, all others); empty where outside it."""
+    """Bytes of the sampler's tables in the weights' sleep pool, as (token counts, all others); else empty."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()
@@ -160,7 +160,7 @@ def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSetti
 def _offloaded_segments(
     rules: SleepRules, model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory
 ) -> Iterator[int]:
-    """Bytes of the segments other than weights that both sleep levels copy to the host."""
+    """Bytes of the segments other than weights that sleep levels 1 and 2 both copy to the host."""
     if rules.runtime_offloaded:
         blocks = runner_buffers(model, settings, gpu) - sampler_tables(model, settings)
         yield from _segment_sizes((blocks, flashinfer_workspace(model, settings, gpu)))
@@ -169,7 +169,7 @@ def _offloaded_segments(
 
 
 def _segment_sizes(sizes: Sequence[int]) -> list[int]:
-    """Bytes of the allocator segments for tensors of these sizes."""
+    """Bytes of the segments that torch's allocator reserves for tensors of these sizes in bytes."""
     allocator = CachingAllocator(ascending_addresses=True)
     for size in sizes:
         if size > 0:

@@ -5,7 +5,8 @@ from legroom.vllm.args import EngineSettings
 
 
 def _stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
-    """Layers per stage. The remainder goes to the last stage up to 0.7.3, then one each to the stages before it."""
+    """Layers of each pipeline stage: as VLLM_PP_LAYER_PARTITION says, else split evenly; the last stages (up to 0.7.3
+    the last one, from 0.8.0 on those before it) get the remainder."""
     stages = settings.pipeline_parallel_size
     written = settings.given.env.get("VLLM_PP_LAYER_PARTITION")
     if written:
@@ -21,7 +22,7 @@ def _stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
 
 
 def stage_range(num_layers: int, settings: EngineSettings, stage: int) -> range:
-    """The indices, of `num_layers` layers, on one pipeline stage."""
+    """The indices, out of 0 to `num_layers` - 1, of the layers on one pipeline stage."""
     sizes = _stage_sizes(num_layers, settings)
     start = sum(sizes[:stage])
     return range(start, start + sizes[stage])

@@ -49,13 +49,13 @@ class Tensor:
 
 
 def printed_request(size_bytes: int) -> str:
-    """The size, such as `1.96 GiB`, in torch's out-of-memory message for a tensor of these bytes: its segment's."""
+    """What torch's out-of-memory message prints for a tensor of these bytes, such as `1.96 GiB`: its segment's size."""
     segment = segment_bytes(size_bytes)
     return f"{segment / GIB:.2f} GiB" if segment > GIB else f"{segment / MIB:.2f} MiB"
 
 
 def tensors_of_size(size_bytes: int, candidates: Iterator[Tensor]) -> tuple[Tensor, ...]:
-    """The candidates for which torch would print the same size; none up to 20 MiB, as many share that segment size."""
+    """The candidates for which torch prints the same size; none up to 20 MiB, where unequal tensors print alike."""
     if size_bytes <= LARGE_SEGMENT_BYTES:
         return ()
     printed = printed_request(size_bytes)
@@ -63,7 +63,7 @@ def tensors_of_size(size_bytes: int, candidates: Iterator[Tensor]) -> tuple[Tens
 
 
 def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None = None) -> Iterator[Tensor]:
-    """Every large tensor of a start and of serving; those of the KV cache only where `kv` gives its blocks."""
+    """Every large tensor of a start and of serving; with those of the KV cache where `kv` is given."""
     yield from _weight_tensors(model, settings, gpu)
     for layer, _ in cached_by_model(layer_kinds, model):
         yield from _layer_tensors(layer, model, settings)
@@ -107,7 +107,7 @@ def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iter
     ranks, width = settings.tensor_parallel_size, dtype_bytes(settings.dtype)
 
     def batch(name: str, columns: int, what: str) -> Tensor:
-        """The tensor with a row for each batched token; `what` names the columns in its text."""
+        """The tensor with a row per batched token; `what` names its columns in `how`."""
         rows = (settings.max_num_batched_tokens, "batched tokens")
         return Tensor(name, (rows, (columns, what), (width, "bytes")), "forward", "max_num_batched_tokens")
 
@@ -137,7 +137,7 @@ def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iter
 
 
 def score_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
-    """Attention scores of one whole prompt, which only unfused attention (eager, torch's SDPA) holds in full."""
+    """Attention scores of one whole prompt, which attention without a fused kernel (eager, torch's SDPA) allocates."""
     lengths = settings.max_model_len, settings.max_num_batched_tokens
     sizes = product(lengths, (dtype_bytes(settings.dtype), FLOAT32_BYTES))
     mixers = [layer.mixer for layer, _ in cached_by_model(layer_kinds, model) if isinstance(layer.mixer, Attention)]

@@ -38,7 +38,7 @@ class ProfiledItem:
 
 
 def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tuple[ProfiledItem, ...]:
-    """The dummy items of every encoder, at their largest, of the kinds of media that --limit-mm-per-prompt allows."""
+    """The largest dummy item of each kind of media that the encoders take and --limit-mm-per-prompt allows."""
     kinds = {item.kind for tower in towers for item in _release_items(tower, settings)}
     allowed = {kind for kind in kinds if items_per_prompt(settings, kind)}
     return tuple(
@@ -50,7 +50,7 @@ def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tu
 
 
 def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) -> int:
-    """Encoder tokens of one step: max_num_batched_tokens, or the largest item's where that is more."""
+    """Tokens that the encoder may take in one step: max_num_batched_tokens, or those of the largest item if more."""
     return max(settings.max_num_batched_tokens, *(item.tokens for item in items))
 
 
@@ -121,11 +121,11 @@ def _video_frame_steps(item: MediaItem, length: int) -> int:
     return max(1, min(max(length, 0) // item.tokens, cdiv(item.max_frames, item.frames_per_step)))
 
 
-def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
-    """Tokens of the dummy video: max_num_batched_tokens up to 0.9, `steps` x tokens in 0.10.0, then max_model_len."""
+def _dummy_length(settings: EngineSettings, item: MediaItem, frame_steps: int) -> int:
+    """Tokens of the dummy video: max_num_batched_tokens before 0.10.0, all `frame_steps` in it, max_model_len after."""
     if settings.release.before("0.10.0"):
         return settings.max_num_batched_tokens
-    return steps * item.tokens if settings.release.before("0.10.1") else settings.max_model_len
+    return frame_steps * item.tokens if settings.release.before("0.10.1") else settings.max_model_len
 
 
 def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaItem:
@@ -236,7 +236,7 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
 
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """Rows of an item's cached encoder output: its own, in 0.11 padded to the whole budget, in 0.12 to its tokens."""
+    """Rows of an item's cached output: its outputs; in 0.11 at least `budget` (encoder tokens), in 0.12 its tokens."""
     if settings.release.before("0.11.0") or settings.release.at_least("0.13.0"):
         return item.outputs
     return max(item.outputs, budget if settings.release.before("0.12.0") else item.tokens)
@@ -272,23 +272,23 @@ _FLASH_ON_RDNA = "0.15.0"
 """The first release that runs encoders on Radeon by the `flash_attn` package; torch's own kernel keeps all scores."""
 
 
-def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
-    """Bytes of one patch's input pixels: one per value where the release passes raw pixels, else `width`."""
+def _pixel_bytes(tower: Modality, settings: EngineSettings, value_bytes: int) -> int:
+    """Bytes of one patch's input pixels, each of `value_bytes`, or of one byte where the release passes raw pixels."""
     raw = bool(tower.raw_pixels_since) and settings.release.at_least(tower.raw_pixels_since)
-    return tower.pixels_per_patch * (1 if raw else width)
+    return tower.pixels_per_patch * (1 if raw else value_bytes)
 
 
-def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text_hidden_size: int) -> int:
-    """Bytes per patch alive at one point of the encoder on one of `ranks` ranks; `width`: bytes of a value."""
+def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, value_bytes: int, text_hidden_size: int) -> int:
+    """Bytes per patch alive at one `moment` of the encoder's forward pass, on one of `ranks` ranks."""
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner
     elements += moment.text * text_hidden_size
-    return int(elements * width) + moment.extra_bytes
+    return int(elements * value_bytes) + moment.extra_bytes
 
 
 def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | None) -> int:
-    """Patches encoded at once: in Gemma 4 what takes a tenth of the card, earlier one frame; else the whole batch."""
+    """Patches encoded at once: the batch; in Gemma 4 what fits a tenth of the card, in its first releases one frame."""
     tower, release = batch.item.tower, settings.release
     if not tower.chunk_bytes_per_patch or gpu is None:
         return batch.patches
@@ -298,13 +298,13 @@ def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | Non
     return max(1, gpu.total_bytes // 10 // (frame * tower.chunk_bytes_per_patch)) * frame
 
 
-def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, width: int) -> int:
-    """Bytes of DeepStack's features of earlier blocks, which live while the last blocks run; 0 without DeepStack."""
+def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, value_bytes: int) -> int:
+    """Bytes of the earlier blocks' features that DeepStack keeps until the last blocks run; 0 without DeepStack."""
     tower = batch.item.tower
     if tower.feature_levels < 2:
         return 0
-    size = batch.count * batch.item.outputs * model.hidden_size * width
-    freed = batch.patches * tower.hidden_size * width
+    size = batch.count * batch.item.outputs * model.hidden_size * value_bytes
+    freed = batch.patches * tower.hidden_size * value_bytes
     # 0.32 profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
     if settings.release.at_least("0.32.0") and size < freed < size + LARGE_SEGMENT_BYTES:
         size = freed
@@ -312,7 +312,7 @@ def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings
 
 
 def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int) -> EncoderProfile:
-    """V0's profile, `width` bytes a value: each sequence has every kind of item; pixels and outputs live to the end."""
+    """V0's profile run (`width` bytes a value): each sequence has an item of every kind, kept with its output."""
     sequences = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // sum(i.tokens for i in items)))
     masks = 0
     if "cross_attention_layers" in model.config:

@@ -64,7 +64,7 @@ class Widths:
 
 
 def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
-    """The distinct layers from `start` to `stop`, each with whether an expert layer came before it."""
+    """The distinct layers of `layers[start:stop]`, each with whether a layer before it in that range has experts."""
     kinds: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in model.layers[start:stop]:
@@ -74,7 +74,7 @@ def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[
 
 
 def layer_peaks(model: Model, start: int, stop: int, execution: Execution) -> tuple[LayerPeak, ...]:
-    """The candidates for the peak of a forward pass over layers `start` to `stop`: each distinct mixer and block."""
+    """Live tensors at the widest point of each distinct mixer and feed-forward block of `layers[start:stop]`."""
     kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
     mixers = [layer.mixer for layer, _ in kinds]
     shape, hidden_act = anatomy(model_type, model.architecture, model.config), str(model.config.get("hidden_act"))
@@ -144,7 +144,7 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
 
 
 def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
-    """The live tensors (projections, output, residual) at a mixer's widest point; None without a mixer."""
+    """The live tensors (projections, output, residual) where a mixer needs most; None for a layer without a mixer."""
     if isinstance(mixer, Attention):
         return _attention(mixer, at)
     if isinstance(mixer, LatentAttention):
@@ -233,7 +233,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
-    """Live elements per token while the first Mamba-2 layer (of `hidden` inputs) tunes its kernels on a first start."""
+    """Live elements per token and rank while Triton tunes the kernels of the first Mamba-2 layer, on a first start."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 
@@ -288,7 +288,7 @@ class ExpertScratch:
 
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
-    """The largest buffers of any expert layer, from 0.13 on shared with sparse attention; all 0 without experts."""
+    """The largest fused-experts buffers of any layer (sparse attention shares them from 0.13 on); 0 without experts."""
     kinds = cached_by_model(layer_kinds, model)
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
@@ -307,7 +307,7 @@ _INDEXED_REQUESTS = 40  # Requests of max_model_len whose keys a sparse indexer 
 
 
 def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of DeepSeek sparse attention's workspace: indexer keys; in V4 also FlashMLA's latents. 0 elsewhere."""
+    """Bytes of a DeepSeek sparse attention layer's workspace: indexer keys, in V4 also FlashMLA's latents; else 0."""
     if not isinstance(mixer, LatentAttention):
         return 0
     ratio = mixer.compress_ratio or 1
@@ -332,7 +332,7 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
 
 
 def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether the inputs of the experts' products are written in 8 bits; cards before Ada multiply in 16 bits."""
+    """Whether 8-bit copies of the expert GEMMs' inputs are written; cards before Ada multiply in 16 bits."""
     scheme = model.quantization
     if scheme is None:
         return settings.quantization == "fp8" and gpu.compute_capability >= (8, 9)
@@ -341,7 +341,7 @@ def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def _takes_humming(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether the Humming kernel, which outranks Marlin on Hopper (0.32+), runs experts of packed integers."""
+    """Whether the Humming kernel (0.32+, preferred to Marlin on Hopper) runs experts with packed integer weights."""
     scheme, preferred = model.quantization, settings.release.at_least("0.32.0")
     packed = scheme is not None and scheme.number == "int" and scheme.method in ("awq", "gptq", "compressed-tensors")
     return packed and preferred and gpu.compute_capability == HOPPER and not settings.enable_expert_parallel

@@ -36,7 +36,7 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 
 def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes alive while torch.compile tunes the graph's first piece, or the draft's, on a copy of the embedding."""
+    """Bytes alive while torch.compile tunes the first graph piece, of model or EAGLE-3 head, on a copied embedding."""
     width = dtype_bytes(settings.dtype)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
     hidden = settings.max_num_batched_tokens * model.hidden_size * width
@@ -57,7 +57,7 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
 
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """Bytes of a first start's peak that torch may keep and vLLM charge (0.27 to 0.31, later off NVIDIA); else 0."""
+    """A first start's peak where torch may keep and vLLM charge it (0.27+, on NVIDIA up to 0.31); else 0."""
     release, cold = settings.release, activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
@@ -136,12 +136,12 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
     return nvfp4 and any(mixer.kind == "gdn" for mixer in mixers)
 
 
-def _reserved_slack(peak: int, settings: EngineSettings) -> int:
-    """Bytes of fragmentation charged beside a `peak` up to 0.6.3, which kept torch's cache while measuring; then 0."""
+def _reserved_slack(peak_bytes: int, settings: EngineSettings) -> int:
+    """Bytes of fragmentation charged beside the peak up to 0.6.3, whose measurement includes torch's cache; then 0."""
     if settings.release.at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
-    return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
+    return int(peak_bytes * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
 _TUNING_BYTES = 256 * MIB
@@ -204,7 +204,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """(the draft model or MTP layers as a model, None without one; hidden states per token kept for it meanwhile)."""
+    """(the draft model or MTP layers as a `Model`, None without one; hidden states kept per token for the draft)."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))
@@ -220,7 +220,7 @@ def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
 def _peak_bytes(
     moment: peaks.LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, scratch: peaks.ExpertScratch
 ) -> int:
-    """Live bytes at one layer's peak for max_num_batched_tokens, without the experts' kept workspace (in `scratch`)."""
+    """Live bytes at one layer's peak in a batch of max_num_batched_tokens, without `scratch.kept_elements`."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += scratch.passing_elements + scratch.quantized_elements
@@ -241,7 +241,7 @@ def _indexer_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Key and value elements a rank's chunked prefill expands from the latent; 0 before 0.8; MLA models only."""
+    """Elements of keys and values that a rank's chunked prefill expands from MLA's latent (0.8+); 0 if not MLA."""
     if settings.release.before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)
@@ -251,7 +251,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
-    """Bytes of hidden states, logits and sampler, and their terms; (0, "") before the last stage and when pooling."""
+    """(bytes of hidden states, logits and sampler, how they add up); (0, "") before the last stage and when pooling."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)
@@ -268,10 +268,10 @@ def _quantizes_activations(scheme: Quantization | None) -> bool:
     return scheme.dynamic_activations or scheme.static_activations
 
 
-def _half_band(peak: int) -> int:
-    """Half the error band of the activation peak, from the residuals of the fit."""
+def _half_band(peak_bytes: int) -> int:
+    """Bytes from the activation peak to either end of its error band, from the residuals of the fit."""
     band = constants()["activation_band"]
-    return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)
+    return int(peak_bytes * band["relative"]) + int(band["fixed_mib"] * MIB)
 
 
 # Bytes for each logit alive at once, beside the model's own copy: float32 logits, softmax and noise.
@@ -296,7 +296,7 @@ class Sampling:
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
-    """Logits of max_num_seqs sequences and the buffers of the release's sampler."""
+    """Bytes that the profile run takes for the logits of max_num_seqs sequences and the release's sampler."""
     release = settings.release
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     width = dtype_bytes(settings.dtype)

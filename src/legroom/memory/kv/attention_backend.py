@@ -109,7 +109,7 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
 
 
 def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
-    """Whether a Turbo- or UltraQuant KV cache leaves two layers at each end in the model's dtype; False in hybrids."""
+    """Whether a TurboQuant or UltraQuant KV cache leaves the two layers at each end unquantized; False in hybrids."""
     return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not traits(model).has_state
 
 
@@ -131,7 +131,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
 def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
-    """The tokens of an attention page, `token_bytes` each, that holds `state_bytes` (hybrids); else `block_size`."""
+    """The block size with which a page of `token_bytes` per token holds a hybrid's state; else `block_size` itself."""
     if settings.release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)
@@ -150,7 +150,7 @@ def aligned_block_size(
 
 
 def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
-    """Tokens of which a hybrid model's block size must be a multiple, by release; `is_latent`: it has MLA layers."""
+    """Tokens of which a hybrid model's block size must be a multiple; `is_latent`: some of its layers are MLA."""
     if release.before("0.11.1"):
         return 16
     if release.before("0.20.0"):

@@ -47,11 +47,11 @@ class CacheGroup:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block id: the pages of all layers of the group."""
+        """Bytes of one block: the pages that all layers of the group keep under one block id."""
         return sum(spec.page_bytes for spec in self.specs)
 
     def on_stage(self, stage: Specs) -> "CacheGroup":
-        """The group reduced to the layers on a pipeline stage (`stage`: its specs); without any it keeps its spec."""
+        """The group with the layers that `stage`, a pipeline stage's specs, has; without a layer it keeps one spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
         if not kept:
             return CacheGroup((), (self.spec,))
@@ -61,7 +61,7 @@ class CacheGroup:
 def cache_groups(
     specs: Specs, release: Release, *, hybrid_off: bool = False, packed: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """The KV cache groups that vLLM makes of these layers; UnsupportedCache where the release makes none.
+    """The KV cache groups that vLLM makes of these layers; raises UnsupportedCache where the release cannot.
     `hybrid_off`: --disable-hybrid-kv-cache-manager; `packed`: one block holds pages of several sizes."""
     if not specs:
         return ()
@@ -107,7 +107,7 @@ def _is_one_type(specs: Specs, release: Release) -> bool:
 
 
 def promoted(specs: Specs) -> dict[str, CacheSpec]:
-    """The specs with sliding and chunked layers as full attention; unchanged where no layer is full attention."""
+    """The specs with window and chunk layers counted as full attention; unchanged where no layer has full attention."""
     full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
     if not full:
         return dict(specs)
@@ -117,7 +117,7 @@ def promoted(specs: Specs) -> dict[str, CacheSpec]:
 
 
 def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
-    """A sliding-window or chunked spec as a full-attention spec that keeps its window or chunk; others unchanged."""
+    """A sliding-window or chunked spec as a full-attention spec that notes the window or chunk; others unchanged."""
     if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
         return spec
     heads = (spec.kv_heads, spec.head_dim, spec.v_head_dim)
@@ -134,7 +134,7 @@ def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
 
 
 def _latent_beside_window(specs: Specs) -> bool:
-    """Whether MLA and ordinary sliding-window layers are mixed, without latent windows or chunked attention."""
+    """Whether the layers mix MLA with sliding windows of plain KV heads, and none has latent windows or chunks."""
     kinds = {type(spec) for spec in specs.values()}
     return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
 
@@ -157,7 +157,7 @@ def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release)
 
 
 def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
-    """Groups for block-outermost layouts, where one block holds pages of several sizes."""
+    """The KV cache groups where one block id covers pages of several sizes; layers of one `type_key` form a bucket."""
     buckets = list(_grouped(specs, lambda name: specs[name].type_key).values())
     pages = [_grouped(names, lambda name: specs[name].page_bytes) for names in buckets]
     balanced = [len({len(names) for names in by_page.values()}) == 1 for by_page in pages]
@@ -171,16 +171,16 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
         per_group = _least_padding([count for count, even in zip(repeats, balanced, strict=True) if even], floor)
 
     def group_count(index: int) -> int:
-        """Into how many groups a bucket is split if it does not hold recurrent states."""
+        """Into how many groups the bucket of this index is split, unless it holds recurrent states."""
         return cdiv(repeats[index], per_group) if balanced[index] and per_group else 1
 
     def is_state(index: int) -> bool:
-        """Whether a bucket holds recurrent states, or windows that are treated like them."""
+        """Whether the bucket of this index holds recurrent states, or windows that vLLM splits like states."""
         first = specs[buckets[index][0]]
         return isinstance(first, StateSpec) or (per_group is None and isinstance(first, SlidingWindowSpec))
 
     def widest(index: int, number: int) -> int:
-        """Bytes of the pages in the widest of the bucket's `number` groups."""
+        """Bytes per block of the largest group if the bucket of this index is split into `number` groups."""
         return sum(cdiv(len(names), number) * page for page, names in pages[index].items())
 
     anchor = max(
@@ -208,6 +208,6 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> dict[Any, list[
 
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """The group size, from `floor` on, with the least padding when every count is rounded up to a multiple of it."""
+    """The group size, at least `floor`, for which rounding each layer count up to a multiple of it adds the fewest."""
     sizes = range(max(1, floor), max(counts) + 1)
     return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size), default=floor)

@@ -41,7 +41,7 @@ class KvPlan:
 
     @property
     def longest_len(self) -> int:
-        """The longest max_model_len that passes the length check; 0 if unsupported, LONGEST_LEN without a KV cache."""
+        """The longest max_model_len that passes vLLM's check; 0 for an unsupported cache, LONGEST_LEN without any."""
         if self.shape.is_empty:
             return LONGEST_LEN
         if self.shape.unsupported is not None:
@@ -62,7 +62,7 @@ class KvPlan:
         )
 
     def longest_for(self, requests: int) -> int:
-        """The longest context at which this many running requests fit; at most max_model_len, 0 without blocks."""
+        """The longest context (at most max_model_len) of which this many requests fit at once; 0 without KV blocks."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
         requests_at_once = partial(_logged_concurrency, self.shape, self.num_blocks)
@@ -121,7 +121,7 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
 
 
 def _block_size(shape: KvShape, length: int) -> int:
-    """Tokens per block as reported: the smallest group's (0.18+); `length` if all layers have a state (0.20+)."""
+    """Tokens per block as reported: the smallest group's (0.18+); `length` if every group has states (0.20+)."""
     smallest = min((group.block_size for group in shape.stages[0].groups), default=shape.block_size)
     if shape.release.before("0.18.0") or (smallest == WHOLE_REQUEST and shape.release.before("0.20.0")):
         return shape.block_size
@@ -129,7 +129,7 @@ def _block_size(shape: KvShape, length: int) -> int:
 
 
 def _logged_concurrency(shape: KvShape, blocks: int, length: int) -> float:
-    """Requests of `length` tokens that `blocks` hold at once, as the release's "Maximum concurrency" line has it."""
+    """Requests of `length` tokens that `blocks` hold at once, as the "Maximum concurrency" log line states them."""
     if length < 1:
         return 0.0
     if shape.era.concurrency_by_slots:
@@ -141,7 +141,7 @@ def _logged_concurrency(shape: KvShape, blocks: int, length: int) -> float:
 
 
 def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
-    """The tokens of the "GPU KV cache size" log line, for `blocks` that hold `concurrency` requests of `length`."""
+    """The tokens of the "GPU KV cache size" line, when `blocks` hold `concurrency` requests of `length` tokens."""
     if shape.era.tokens_line == "slots":
         return blocks * shape.block_size
     if shape.era.tokens_line == "full-length requests":
@@ -155,7 +155,7 @@ def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int)
 
 
 def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
-    """A request's KV bytes on a stage per token of `length`, or of a block if longer; V0: a block's bytes per slot."""
+    """KV bytes on one stage of a request of `length` tokens, per token (a short one: per slot of one block)."""
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size
@@ -163,17 +163,17 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
 
 
 def _failed_check(
-    shape: KvShape, settings: EngineSettings, checked: Sequence[int], length: int, blocks: int
+    shape: KvShape, settings: EngineSettings, stage_bytes: Sequence[int], length: int, blocks: int
 ) -> Failure | None:
-    """The first failed KV cache check of a request of `length` tokens, or None; `checked`: bytes of each stage."""
+    """The first KV cache check that a request of `length` tokens fails, or None."""
     if settings.auto_fit_len and length <= 0:
-        needed = max(shape.needed_bytes(1, stage) for stage in range(len(checked)))
+        needed = max(shape.needed_bytes(1, stage) for stage in range(len(stage_bytes)))
         text = check_text("auto_fit", shape.release)
-        return Failure("no_cache_blocks", text, needed, min(checked), 0)
+        return Failure("no_cache_blocks", text, needed, min(stage_bytes), 0)
     if shape.engine == "V0":
-        return _v0_failure(shape, settings, checked, blocks)
-    stages = [(stage, bytes_) for stage, bytes_ in enumerate(checked) if shape.stages[stage].specs]
-    for stage, bytes_ in [(0, min(checked))] if shape.era.smallest_stage_alone else stages:
+        return _v0_failure(shape, settings, stage_bytes, blocks)
+    stages = [(stage, bytes_) for stage, bytes_ in enumerate(stage_bytes) if shape.stages[stage].specs]
+    for stage, bytes_ in [(0, min(stage_bytes))] if shape.era.smallest_stage_alone else stages:
         needed = shape.needed_bytes(length, stage)
         if bytes_ <= 0:
             return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
@@ -185,21 +185,21 @@ def _failed_check(
     return state_failure(shape, settings, blocks)
 
 
-def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
-    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; else None. `available`: KV bytes."""
-    tightest = min(range(len(available)), key=lambda stage: available[stage])
+def _v0_failure(shape: KvShape, settings: EngineSettings, stage_bytes: Sequence[int], blocks: int) -> Failure | None:
+    """The V0 engine's failed check: no blocks, or fewer token slots than max_model_len; else None."""
+    tightest = min(range(len(stage_bytes)), key=lambda stage: stage_bytes[stage])
     needed = shape.needed_bytes(settings.max_model_len, tightest)
     if blocks <= 0:
-        return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, available[tightest], 0)
+        return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, stage_bytes[tightest], 0)
     capacity = blocks * shape.block_size
     if settings.max_model_len <= capacity:
         return None
     text = check_text("too_long_v0", shape.release, max_model_len=settings.max_model_len, capacity=capacity)
-    return Failure("kv_too_small_for_max_len", text, needed, available[tightest], capacity)
+    return Failure("kv_too_small_for_max_len", text, needed, stage_bytes[tightest], capacity)
 
 
 def state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
-    """The failure of hybrid models (0.20+) with full CUDA graphs and fewer state blocks than sequences; else None."""
+    """A hybrid model's failure (0.20+) where full CUDA graphs need more state blocks than there are; else None."""
     full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
     if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:
         return None

@@ -67,7 +67,7 @@ def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
 
 
 def _boundary_layers(model: Model, settings: EngineSettings) -> frozenset[int]:
-    """Indices of the layers (the first and last two) that a packed KV cache leaves in the model's dtype; or empty."""
+    """Indices of the first and last two layers, if a packed KV cache leaves them in the model's dtype; else empty."""
     if not keeps_boundary_layers(model, settings):
         return frozenset()
     last = len(model.layers)
@@ -98,7 +98,7 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
 
 
 def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment:
-    """What the cache specs of all layers share: block size, KV dtype, state mode and padding, tokens in flight."""
+    """What the cache specs of all layers share: block size, KV dtype, state mode and padding, tokens in one step."""
     batches = settings.max_concurrent_batches if settings.release.at_least("0.26.0") else 1
     size = block_size_before_alignment(model, settings, gpu)
     mode = state_cache_mode(model, settings)
@@ -133,7 +133,7 @@ def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
 
 
 def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
-    """The cache specs of a layer's mixer, by cache name, an indexer's among them; empty where it stores no KV."""
+    """The cache specs of a mixer by cache name, with its indexer's if it has one; empty where it stores no KV."""
     if isinstance(mixer, StateSpace):
         settings, release = deployment.settings, deployment.release
         size = _state_bytes(mixer, deployment.model, settings)
@@ -190,7 +190,7 @@ def context_shards(settings: EngineSettings) -> int:
 
 
 def _retained_tokens(deployment: _Deployment) -> int:
-    """Tokens kept below a sliding window for multi-module MTP, which may prefill them again (0.28+); else 0."""
+    """Tokens kept before a sliding window because multi-module MTP may prefill them again (0.28+); else 0."""
     if deployment.release.before("0.28.0") or len(deployment.model.draft_layers) < 2:
         return 0
     method = draft_method(deployment.settings.given.speculative_config)
@@ -245,13 +245,13 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     token_bytes = 584 if packed else latent_token_bytes(width, settings.kv_cache_dtype, settings.dtype)
 
     def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
-        """A cache of the last `span` tokens, in blocks of `block` tokens."""
+        """A cache of the last `span` tokens, `row_bytes` each, in blocks of `block` tokens."""
         page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
         kept = {"in_flight_tokens": deployment.in_flight_tokens, "retained_tokens": _retained_tokens(deployment)}
         return LatentWindowSpec(*page, window=span, **kept)
 
     def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
-        """A cache of one row per `compress_ratio` tokens."""
+        """A cache of one row of `row_bytes` per `compress_ratio` tokens; `role`: its name in the arithmetic's text."""
         padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
         return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
 
@@ -270,19 +270,19 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     return specs
 
 
-def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """(states that a request holds at any length, whether each block of tokens adds one); `mode`: mamba_cache_mode."""
+def _state_blocks(mixer: StateSpace, cache_mode: str, drafted_tokens: int, release: Release) -> tuple[int, bool]:
+    """(states that a request of any length holds, whether each further block of tokens adds one)."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):
         return 0, True
-    if mode == "all":
-        return speculative if release.at_least("0.22.0") else 0, True
-    if mode == "align":
+    if cache_mode == "all":
+        return drafted_tokens if release.at_least("0.22.0") else 0, True
+    if cache_mode == "align":
         # 0.29+: Mamba-2 and KDA prefills write a checkpoint state within one pass.
         checkpoint = release.at_least("0.29.0") and mixer.kind in ("mamba2", "kda")
-        return 2 + speculative + int(checkpoint), False
-    return 1 + speculative, False
+        return 2 + drafted_tokens + int(checkpoint), False
+    return 1 + drafted_tokens, False
 
 
 def _state_bytes(mixer: StateSpace, model: Model, settings: EngineSettings) -> int:

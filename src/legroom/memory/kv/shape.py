@@ -80,7 +80,7 @@ Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """What a request of `length` tokens needs, in blocks or bytes: the sum of the demand's terms at this length."""
+    """Blocks or bytes that a request of `length` tokens needs: each term's weight times its most blocks, summed."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -128,7 +128,7 @@ class KvShape:
         return demanded(self.stages[stage].blocks, length)
 
     def needed_bytes(self, length: int, stage: int = 0) -> int:
-        """Bytes of one request of `length` tokens in the release's length check of a pipeline stage."""
+        """Bytes that vLLM's length check counts on a pipeline stage for one request of `length` tokens."""
         return demanded(self.stages[stage].needed, length)
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
@@ -136,13 +136,13 @@ class KvShape:
         demand = self.stages[stage].needed
 
         def longest() -> int:
-            """The length, found by bisection: a longer request needs no less."""
+            """The longest request, by bisection, as a longer one never needs less."""
             return bisect_left(range(1, limit + 1), True, key=lambda length: demanded(demand, length) > available_bytes)
 
         return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
-        """The available bytes as the length check counts them: without one block, the null block, from 0.29 on."""
+        """The available bytes that vLLM's length check compares: from 0.29 on one block less, the null block."""
         return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
 
 
@@ -152,7 +152,7 @@ _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_n
 
 @cached(_SHAPE_INPUTS)
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> KvShape:
-    """The KV cache's groups and pages; one object for settings that differ in max_model_len or memory alone."""
+    """The KV cache's groups and pages; settings that differ in max_model_len or memory alone share one object."""
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
     if settings.engine == "V0":
@@ -203,7 +203,7 @@ def shape_of_specs(
 
 
 def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
-    """The blocks of one request over all groups; groups of equal specs are one term of the sum."""
+    """The blocks of one request as a sum over groups, where groups with equal specs are one term."""
     return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
 
 
@@ -233,7 +233,7 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
 def _groups_of_stages(
     specs: Sequence[dict[str, CacheSpec]], release: Release, hybrid_off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
-    """(the model's groups, each stage's); before 0.11.0 each stage forms its own, and the first's are the model's."""
+    """(the model's groups, each stage's own). Before 0.11.0 each stage forms its own; the first's are the model's."""
     if release.before("0.11.0"):
         own = [cache_groups(stage_specs, release, hybrid_off=hybrid_off) for stage_specs in specs]
         return own[0], own
@@ -243,12 +243,12 @@ def _groups_of_stages(
 
 
 def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
-    """Bytes of one block id: those of the widest group with layers; 0 without any."""
+    """Bytes of one block id: of the group that needs most, as all groups share the memory; 0 without groups."""
     return max((group.bytes_per_block if group.layers else 0 for group in groups), default=0)
 
 
 def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int) -> KvShape:
-    """The V0 engine's KV cache, `size` tokens a block: a page per layer, all as full attention, no recurrent states."""
+    """The V0 engine's KV cache: one page per layer, all as full attention, no states; `size`: tokens per block."""
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
     for stage_specs in specs:

@@ -28,7 +28,7 @@ class CacheSpec:
         raise NotImplementedError
 
     def blocks(self, length: int) -> int:
-        """The most blocks that one request of `length` tokens holds."""
+        """The most blocks that one request of `length` tokens ever holds in this layer."""
         raise NotImplementedError
 
     @property
@@ -82,7 +82,7 @@ class AttentionSpec(CacheSpec):
 
     @property
     def kept_text(self) -> str:
-        """The clause on which tokens are kept; empty where all are."""
+        """The clause of `arithmetic_text` on which tokens are kept; empty where all are."""
         return ""
 
     @property
@@ -111,7 +111,7 @@ class FullAttentionSpec(AttentionSpec):
     chunk: int | None = None
 
     def blocks(self, length: int) -> int:
-        """Blocks that a request of `length` tokens takes on one rank; context-parallel ranks share it."""
+        """Blocks of a request of `length` tokens on this rank; context-parallel ranks hold equal shares of them."""
         return cdiv(cdiv(length, self.context_shards), self.block_size)
 
     @property
@@ -239,8 +239,8 @@ class StateSpec(CacheSpec):
         return f"a state of {self.page_bytes:,} bytes for each request, whatever its length"
 
 
-def align_page(token_bytes: int, states: int, alignment: int) -> int | None:
-    """Bytes of a page (`states` x `token_bytes`) padded to a multiple of `alignment`; None if it needs no padding."""
-    page = token_bytes * states
-    padded = round_up(page, alignment)
+def align_page(token_bytes: int, tokens: int, alignment_bytes: int) -> int | None:
+    """Bytes of a page of `tokens`, padded to a multiple of `alignment_bytes`; None where it already is one."""
+    page = token_bytes * tokens
+    padded = round_up(page, alignment_bytes)
     return padded if padded != page else None

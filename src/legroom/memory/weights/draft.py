@@ -16,7 +16,7 @@ EAGLE3_STATES = 3
 
 
 def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks, tokens: int) -> Iterator[Module]:
-    """The modules of MTP layers, an EAGLE head or a Medusa head per draft token; embeddings are the target's."""
+    """The modules of MTP layers, an EAGLE head, or a Medusa head for each of `tokens` drafted; without embeddings."""
     if predicts_itself(method):
         for layer in model.draft_layers:
             yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
@@ -31,7 +31,7 @@ def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks, token
 
 
 def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """The modules of a head of `method` eagle or eagle3; without its config of one dense layer like the target's."""
+    """The modules of an eagle or eagle3 head; where its config is unknown, with one dense layer like the target's."""
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else (_with_dense_feedforward(model.layers[-1], model),)
@@ -48,7 +48,7 @@ def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iter
 
 
 def _with_dense_feedforward(layer: Layer, model: Model) -> Layer:
-    """The layer with a dense MLP in place of experts, as vLLM's EAGLE heads are Llama layers (llama_eagle.py)."""
+    """The layer with a dense MLP where it had experts, as the layers of vLLM's EAGLE heads are Llama's."""
     experts = layer.feedforward
     if not isinstance(experts, Experts):
         return layer
@@ -80,7 +80,7 @@ def draft_is_uncounted(settings: EngineSettings) -> bool:
 
 
 def is_draft_estimated(model: Model, settings: EngineSettings) -> bool:
-    """Whether the draft's weights are an estimate: heads always, a draft model if its config or family is unknown."""
+    """Whether the draft's weights are an estimate: always for a head, for a draft model if its config is unknown."""
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model":
         return model.draft is None or not model.draft.known

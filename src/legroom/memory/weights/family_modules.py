@@ -17,7 +17,7 @@ def _layer_input_width(config: Mapping[str, Any]) -> int:
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """The modules on one of `tp` ranks that single families have outside the layers, such as per-layer embeddings."""
+    """Modules outside the layers that only some families have, such as per-layer embeddings, on one of `tp` ranks."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(config_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
@@ -56,7 +56,7 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
 
 
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool) -> list[Module]:
-    """The modules that single families add to a layer, such as AltUp; `is_hybrid`: it has Zamba2's shared block too."""
+    """A layer's modules that only some families have, such as AltUp; `is_hybrid`: Zamba2's shared block runs too."""
     out: list[Module] = _hyper_connections(config, hidden)
     if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention
         wide, inner = (config_number(config, name) for name in ("attention_hidden_size", "intermediate_size"))
@@ -99,7 +99,7 @@ def workspace(name: str, size_bytes: int) -> Module:
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """DeepGEMM's workspace, made before the layers if linears quantize inputs to FP8 (0.20+; not by `fp8`); or none."""
+    """DeepGEMM's workspace, allocated before the layers of FP8 checkpoints (0.20+, not method `fp8`); else empty."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

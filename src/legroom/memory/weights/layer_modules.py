@@ -15,7 +15,7 @@ from legroom.vllm.traits import built_encoders, replicates_encoders
 
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
-    """The module `name` of one norm of `size` values, counted with `part`; none if the family's norms lack weights."""
+    """One norm of `size` values as a module that counts to `part`; empty in families whose norms have no weights."""
     return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
@@ -146,7 +146,7 @@ def _compressed_latent(mixer: facts.LatentAttention, hidden: int, ranks: Ranks) 
 
 
 def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
-    """The compressor of `ratio` tokens into one state; at ratio 4 the windows overlap and its matrices are doubled."""
+    """DeepSeek-V4's compressor of `ratio` tokens into a state of `width`; at ratio 4 the windows overlap (doubled)."""
     states = 2 * width if ratio == 4 else width
     return [
         Module("attention", f"{name}.ape", ratio, states, dtype="float32"),
@@ -305,9 +305,9 @@ def _experts(block: facts.Experts, anatomy: Anatomy, ranks: Ranks) -> list[Modul
     return out + _routed(block, work, ranks)
 
 
-def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
+def _routed(block: facts.Experts, hidden: int, ranks: Ranks) -> list[Module]:
     """One rank's routed experts: whole ones with expert parallelism (as on the first rank), else a slice of each;
-    `work`: their input and output size."""
+    `hidden`: their input and output size."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts + ranks.redundant_experts, ranks.expert) if spread else block.num_experts
     width = block.intermediate_size
@@ -315,13 +315,13 @@ def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
         width = share(width, ranks.expert_slices, "the expert width", "--tensor-parallel-size x --data-parallel-size")
     shards, slices = (("gate_proj", "up_proj"), (width, width)) if block.gated else (("up_proj",), ())
     wide = width * len(shards)
-    up = Module("experts", "mlp.experts.w13", wide, work, block.bias, experts, shards, True, slices=slices)
-    down = replace(up, name="mlp.experts.w2", outputs=work, inputs=width, shards=("down_proj",), slices=())
+    up = Module("experts", "mlp.experts.w13", wide, hidden, block.bias, experts, shards, True, slices=slices)
+    down = replace(up, name="mlp.experts.w2", outputs=hidden, inputs=width, shards=("down_proj",), slices=())
     return [up, replace(down, whole_inputs=block.intermediate_size)]
 
 
 def encoder_modules(model: facts.Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
-    """The modules of the vision and audio encoders, which every stage has; split by TP unless ranks hold them whole."""
+    """The vision and audio encoders, which every pipeline stage holds, on one of `tensor_ranks` ranks (or whole)."""
     ranks = 1 if replicates_encoders(settings.given, model) else tensor_ranks
     for encoder in built_encoders(settings.given, model, settings.release):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
@@ -331,7 +331,7 @@ def encoder_modules(model: facts.Model, settings: EngineSettings, tensor_ranks: 
 
 
 def _encoder_module(weight: facts.Linear, ranks: int) -> Module:
-    """One encoder weight as stored on one rank, split over outputs or inputs where the encoder is split."""
+    """One encoder weight as one rank stores it: a slice of its outputs or inputs if it is split over `ranks`."""
     outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
     inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
     part = "buffers" if weight.name == "rotary_table" else "encoder"
@@ -339,11 +339,11 @@ def _encoder_module(weight: facts.Linear, ranks: int) -> Module:
 
 
 def _by_block(encoder: facts.Modality) -> Iterator[facts.Linear]:
-    """Every weight, as often as it occurs, in creation order: it decides how the allocator packs them."""
+    """Every encoder weight, repeated `count` times, in the order of creation, which decides how torch packs them."""
     repeated: list[facts.Linear] = []
 
     def blocks() -> Iterator[facts.Linear]:
-        """Yields the collected weights of one block for each block of the encoder, and empties the collection."""
+        """Yields the weights in `repeated` once for each of the encoder's layers, then empties the list."""
         for _ in range(encoder.num_layers):
             for weight in repeated:
                 yield from [weight] * (weight.count // encoder.num_layers)

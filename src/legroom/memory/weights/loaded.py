@@ -62,7 +62,7 @@ def loaded_weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 @cache
 def _same_kind_of_gpu(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
-    """A card with the properties that the weights depend on: equal cards share cached weights."""
+    """A `Gpu` with only what the weights depend on, so that all cards alike in it share cached weights."""
     return Gpu("", 0, vendor=vendor, compute_capability=compute_capability)
 
 
@@ -78,7 +78,7 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
-    """The weights of one rank after loading, and the peak while loading with its reason."""
+    """The weights of one rank after loading, their peak while loading, and the reason where that is higher."""
     stored, offloaded = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
     load_format = other_value(settings.given, "--load-format")
     in_order = stored if load_format == "dummy" else _in_file_order(stored)
@@ -109,10 +109,10 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), free_blocks)
 
 
-def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
-    """Bytes that tensors of these sizes leave unused in torch's segments, in free blocks beside the weights or new."""
+def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int], pp_rank: int = 0) -> int:
+    """Bytes of torch's segments left over beside tensors of these sizes, served from free blocks or new segments."""
     free = list(loaded_weights(model, settings, gpu, pp_rank).free_blocks)
-    for request in requests:
+    for request in sizes:
         block = min((size for size in free if size >= request), default=0)
         if block and _allocator_settings(settings, gpu).may_serve(block, request):
             free.remove(block)
@@ -148,7 +148,7 @@ def _weights_figure(
 
 
 def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
-    """How many bytes (fewer, more) the weights may take, as the config leaves open which are quantized, and how."""
+    """Bytes by which the weights may be (smaller, larger), as the config does not say which are quantized, or how."""
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0
@@ -168,7 +168,7 @@ def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[St
 
 
 def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether the stored size of the weights is not known to the byte."""
+    """Whether the weights' size is not known to the byte, although the config describes them."""
     scheme = scheme_in_use(model, settings)
     # On ROCm before 0.21, "weights" is the drop of free memory while they load, with torch's reserve and code.
     if gpu.vendor == "amd" and settings.release.before("0.21.0"):
@@ -188,7 +188,7 @@ def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool
 
 
 def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) -> str:
-    """Why the loading peak, with `staged` bytes of a file, is `above` bytes above the weights; empty below 1 MiB."""
+    """Why loading peaks `above` bytes over the weights (`staged`: bytes of a file on the GPU); empty below 1 MiB."""
     if above < MIB:
         return ""
     if any(each.storage.freed_last for each in stored):
@@ -202,7 +202,7 @@ def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) ->
 
 
 def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
-    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None if not known."""
+    """Bytes of the checkpoint over those its config explains, for GGUF and unknown architectures; else None."""
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
@@ -211,14 +211,14 @@ def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float
 
 
 def on_one_card(settings: EngineSettings) -> EngineSettings:
-    """The same server without any parallelism or offloading: its weights are the checkpoint's."""
+    """The same settings without parallelism and offloading, with which the weights are the whole checkpoint's."""
     sizes = (f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data", "prefill_context"))
     alone: dict[str, Any] = dict.fromkeys(sizes, 1)
     return replace(settings, **alone, enable_expert_parallel=False, given=replace(settings.given, cpu_offload_gb=None))
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
-    """What decides how vLLM stores a weight on a card: dtype, release, compute capability, kernels."""
+    """What decides in which form vLLM keeps a weight on a card: dtype, release, compute capability, kernels."""
     marlin = bool(env_flag(settings.given, "VLLM_MXFP4_USE_MARLIN"))
     flag = settings.given.quantization
     return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, flag)
@@ -233,7 +233,7 @@ def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings
 
 
 def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> list[bool]:
-    """Whether --cpu-offload-gb moves each module's parameters to the host: in order, up to its limit."""
+    """For each module whether --cpu-offload-gb moves it to the host: layers' modules in order, until its limit."""
     limit, offloaded_bytes, marks = (settings.given.cpu_offload_gb or 0) * GIB, 0, []
     for each in stored:
         marks.append(each.in_layer and each.module.part != "buffers" and offloaded_bytes < limit)
@@ -280,7 +280,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
-    """The modules as they load; if some are quantized meanwhile, each layer's in the order that files complete them."""
+    """The modules as they load; if layers are quantized meanwhile, each layer's by its last tensor in the files."""
     if not any(each.storage.layer_by_layer for each in stored):
         return stored
     ordered: list[StoredModule] = []
@@ -297,7 +297,7 @@ def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
 
 
 def _last_tensor(module: Module) -> str:
-    """The alphabetically last name of a module's tensors in a checkpoint."""
+    """The last of a module's tensor names in alphabetical order, in which a checkpoint file holds them."""
     path, _, own = module.name.rpartition(".")
     return f"{path}.{max(module.shards, default=own)}"
 
@@ -306,10 +306,10 @@ _totals: Memo[tuple[int, int, tuple[int, ...]]] = Memo(most=1024)
 
 
 def _allocator_totals(settings: AllocatorSettings, stored: list[StoredModule]) -> tuple[int, int, tuple[int, ...]]:
-    """(bytes allocated after loading, at its peak, bytes of each free block); cached by the sizes of the tensors."""
+    """Bytes (allocated after loading, at its peak, of each block then free); cached by the sizes of all tensors."""
 
     def replay() -> tuple[int, int, tuple[int, ...]]:
-        """The totals of loading these modules into a new allocator."""
+        """What `_allocator_totals` returns, from loading the modules into a new simulated allocator."""
         allocator = CachingAllocator(settings, ascending_addresses=True)
         _replay_loading(allocator, stored)
         allocator.empty_cache()
@@ -346,7 +346,8 @@ def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> 
 def _replay(
     allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
-    """Replays allocations (bytes), appended to `blocks`, and frees (~index there; kept in `freed_last` if given)."""
+    """Replays `steps`: a size in bytes is allocated and appended to `blocks`, ~i frees `blocks[i]` (or only lists it
+    in `freed_last`, if given, for the caller to free)."""
     allocate, free = allocator.allocate, allocator.free
     for step in steps:
         if step >= 0:

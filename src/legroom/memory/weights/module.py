@@ -34,9 +34,9 @@ class Module:
         return self.copies * self.outputs * max(self.inputs, 1)
 
 
-def projection(name: str, outputs: int, inputs: int, bias: bool = False, **more: Any) -> Module:
-    """A quantizable matrix (`outputs` x `inputs`) of an attention or recurrent layer; `more`: fields of Module."""
-    return Module("attention", name, outputs, inputs, bias, quantizable=True, **more)
+def projection(name: str, outputs: int, inputs: int, bias: bool = False, **fields: Any) -> Module:
+    """A quantizable matrix of an attention or recurrent layer; `fields`: further fields of `Module`."""
+    return Module("attention", name, outputs, inputs, bias, quantizable=True, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Ranks:
     """Copies of busy experts that load balancing adds to each layer."""
 
 
-def share(total: int, ranks: int, what: str, sizes: str = "--tensor-parallel-size") -> int:
-    """`total` divided by `ranks`; where it does not divide a LegroomError that names `what` and the flags `sizes`."""
+def share(total: int, ranks: int, thing: str, flags: str = "--tensor-parallel-size") -> int:
+    """`total` divided by `ranks`; if it does not divide, a LegroomError that names the thing and its flags."""
     if total % ranks:
-        hint = f"use a {sizes} that divides {total}"
-        raise LegroomError(f"{what} {total} does not divide over {ranks} GPUs ({sizes})", hint)
+        hint = f"use a {flags} that divides {total}"
+        raise LegroomError(f"{thing} {total} does not divide over {ranks} GPUs ({flags})", hint)
     return total // ranks
 
 

@@ -35,7 +35,7 @@ class Patterns:
     """Whether an expression may match one layer and not another with as many digits."""
 
     def names_layer(self, layer: int) -> bool:
-        """Whether some pattern names this layer's number, so that it may be stored unlike other layers."""
+        """Whether a pattern names this layer's number, so that other layers may be quantized differently."""
         if self.tells_layers_apart:
             return True
         number = str(layer)
@@ -60,12 +60,12 @@ class Patterns:
         return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
     def _matches_whole(self, name: str) -> bool:
-        """Whether the name begins with a glob's prefix, or the joined expression matches it from its start."""
+        """Whether the name starts with a listed prefix, or an expression matches it from its beginning."""
         return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
 
 
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
-    """Whether `words` occur in `parts` one after the other."""
+    """Whether `words` are consecutive items of `parts`."""
     size = len(words)
     return words[0] in parts and any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
 
@@ -77,13 +77,13 @@ _TELLS_DIGITS_APART = re.compile(r"[\d\[{]|\\\w|\(\?")
 
 
 def _tells_digits_apart(expression: str) -> bool:
-    """Whether an expression may match one digit and not another: it has a digit or a character class."""
+    """Whether the expression may match one digit but not another, as it has a digit or a character class."""
     return _TELLS_DIGITS_APART.search(_CHOICE_OF_LETTERS.sub("", expression.removeprefix("re:"))) is not None
 
 
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
-    """The compiled patterns of a checkpoint's list of modules; expressions are dropped if one does not compile."""
+    """A config's module names, globs and `re:` expressions, compiled; no expression is kept if one is invalid."""
     exact, words, expressions, starts = set(), [], [], []
     starts_in_layers: dict[str, tuple[str, ...]] = {}
     numbers, tells_apart = set[str](), False
@@ -121,7 +121,7 @@ def patterns(names: tuple[str, ...]) -> Patterns:
 
 @lru_cache(maxsize=64)
 def _by_scheme(rules: tuple[tuple[str, Quantization], ...]) -> tuple[tuple[Quantization, Patterns], ...]:
-    """Rules grouped by scheme, in order of first appearance."""
+    """A config's rules (pattern, scheme) as one (scheme, compiled patterns) per scheme, in order of appearance."""
     grouped: dict[Quantization, list[str]] = {}
     for name, scheme in rules:
         grouped.setdefault(scheme, []).append("*" if name == "Linear" else name)
@@ -150,7 +150,7 @@ class Schemes:
         return self._known[key]
 
     def kind_of_layer(self, layer: int) -> int:
-        """A number that is the same for all layers in which the patterns match the same modules."""
+        """A cache key: layers in which the patterns match modules of the same names have the same number."""
         named = any(each.names_layer(layer) for each in self._patterns)
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
@@ -165,7 +165,7 @@ class Schemes:
         return main if main.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
 
     def _find(self, names: list[str], is_routed_expert: bool) -> Quantization | None:
-        """The scheme of the first rule that matches one of the names; None where the module is not quantized."""
+        """The scheme of the first rule with one of these names of a module; None where it is left unquantized."""
         main = self._quantization
         assert main is not None and self._ignored is not None
         if any(self._ignored.match(name) for name in names):
@@ -180,7 +180,7 @@ class Schemes:
         return main if main.targets and any(patterns(main.targets).match(name) for name in names) else None
 
     def _names(self, module: Module, layer: int) -> list[str]:
-        """The checkpoint's names of a layer's module: with the family's path, by its own name and its fused parts."""
+        """The names that a checkpoint may give a module: the family's path, with its own name or its fused parts'."""
         head, _, rest = module.name.partition(".")
         path = {
             "self_attn": self._anatomy.attention_path,

@@ -166,7 +166,7 @@ def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
 
 
 def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
-    """The modules, unquantized, with their storage; a module that occurs several times has one StoredModule."""
+    """The modules as unquantized StoredModules; equal entries of the list share one object."""
     every = list(modules)
     known = {id(module): module for module in every}
     stored = {key: StoredModule(module, storage(module, None, context)) for key, module in known.items()}
@@ -197,7 +197,7 @@ def _vocabulary_rows(build: _Build) -> int:
 
 
 def _table_rows(rows: int, build: _Build) -> int:
-    """Rows of a position or type table: replicated, or padded and split like the vocabulary."""
+    """One rank's rows of a position or token type table: all, or in some families padded and split over ranks."""
     return round_up(rows, VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
 
 
@@ -303,8 +303,8 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
 
 
 def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
-    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3); up to 0.27 layers that share
-    the KV cache of another have keys and values of their own that nothing reads (Gemma 4 and 3n)."""
+    """The mixer whose weights vLLM loads: MLA's for a model with `kv_lora_rank` that caches full heads (MiniCPM3); with
+    keys and values, which nothing reads, for layers that share another's KV cache (Gemma 3n and 4, up to 0.27)."""
     config, heads = build.model.config, with_kv_heads([mixer])
     if heads and heads[0].shares_kv and build.settings.release.before("0.28.0"):
         return replace(heads[0], shares_kv=False)
@@ -315,7 +315,7 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
-    """The modules of a layer on one rank; `scalars`: KV scales per attention, `norms`: None for the family's."""
+    """The modules of a layer on one rank; `scalars`: KV scales per attention; `norms`: how many, None: the family's."""
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
     extras = layer_extras(build.model.config, hidden, ranks.tensor, is_hybrid=bool(layer.also))

@@ -64,7 +64,7 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _rope_table(
     model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
 ) -> tuple[tuple[Any, ...], RopeCache]:
-    """(key, table) of a layer given as (index, kind, head size); layers with equal keys share one table."""
+    """(cache key, cos/sin table) of the layer `where`: (index, kind, head size); layers with equal keys share it."""
     layer, kind, head_dim = where
     config, release = model.config, settings.release
     rope = _rope_parameters(config, kind)
@@ -111,7 +111,7 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
 
 
 def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str, str, int], dtype_bytes: int) -> int:
-    """Bytes of an element of a table (kind, scaling, dim): 4 if it stays in float32, else those of the dtype."""
+    """Bytes of an element of the table (kind, scaling, dim): 4 where it stays in float32, else `dtype_bytes`."""
     kind, rope_type, dim = table
     if anatomy.rope_dtype == "float32":
         return 4
@@ -121,7 +121,7 @@ def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str,
 
 
 def construction(cache: RopeCache) -> Iterator[Step]:
-    """The allocations (bytes) and frees (~index) of building a rotary table, in order."""
+    """The steps that build a cos/sin table, in order: a size in bytes is allocated, ~i frees the i-th allocation."""
     tables = cache.tables or (cache.positions,)
     count = 0
     built: list[int] = []

@@ -41,10 +41,10 @@ class Storage:
         return tuple(size for size in sizes if size)
 
 
-def replaced(*changes: int | None) -> tuple[Step, ...]:
-    """Steps that replace the loaded tensors one by one by tensors of these sizes; None keeps one, 0 drops it."""
+def replaced(*new_sizes: int | None) -> tuple[Step, ...]:
+    """Steps that replace loaded tensors, in order, by new ones of these bytes; None keeps a tensor, 0 frees it."""
     steps: list[Step] = []
-    for index, size in enumerate(changes):
+    for index, size in enumerate(new_sizes):
         if size:
             steps.append(size)
         if size is not None:
@@ -87,7 +87,7 @@ class StorageContext:
 
 
 def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:
-    """The kernel family of a weight layout never measured (NVFP4, FP8 through Marlin); None where it was."""
+    """`nvfp4` or `fp8_marlin` where kernels store the weights in a layout that was never measured; else None."""
     schemes = (scheme, *(other for _, other in scheme.rules))
     if any(each.is_nvfp4 for each in schemes):
         return "nvfp4"
@@ -110,14 +110,14 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
 
 
 def _with_bias(stored: Storage, bias: tuple[int, ...]) -> Storage:
-    """The storage with tensors of the `bias` sizes after the loaded ones; repacking leaves them as they are."""
+    """The storage with further loaded tensors of the `bias` sizes (bytes), which repacking leaves unchanged."""
     count, more = len(stored.loaded), len(bias)
     steps = tuple(step - more if step < 0 and ~step >= count else step for step in stored.after)
     return Storage(stored.loaded + bias, steps, stored.layer_by_layer, stored.freed_last)
 
 
 def _family(scheme: Quantization) -> str:
-    """The storage layout of a scheme, a key of `_METHODS`."""
+    """The storage layout of a quantization scheme, as the key of `_METHODS` with its function."""
     if scheme.method in ("awq", "gptq", "bitsandbytes", "mxfp4", "gguf", "experts_int8"):
         return scheme.method
     if scheme.weight_bits == 4:
@@ -128,12 +128,12 @@ def _family(scheme: Quantization) -> str:
 
 
 def _shards(module: Module) -> int:
-    """The number of checkpoint matrices fused here; each has its own per-tensor scale until loaded."""
+    """How many of the checkpoint's matrices vLLM fuses here, each with a per-tensor scale of its own until loaded."""
     return max(len(module.shards), 1) if module.copies == 1 or ".w13" in module.name else 1
 
 
 def _groups(module: Module, scheme: Quantization) -> int:
-    """Quantization groups along the inputs; 1 without a group size."""
+    """How many quantization groups the inputs of a row have; 1 without a group size."""
     return cdiv(module.inputs, scheme.group_size) if scheme.group_size else 1
 
 
@@ -151,11 +151,11 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
     return Storage(sizes, replaced(*sizes))
 
 
-def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
-    """Allocations and frees by which 0.19+ unpacks AWQ tensors of these bytes to 32 bits a value and repacks them."""
-    wide, wide_zeros = 8 * weight, 8 * zeros
-    weights = (wide, wide, ~3, wide, ~4, wide, weight, ~6)
-    points = (wide_zeros, wide_zeros, ~8, wide_zeros, ~9, wide_zeros, ~10, wide_zeros, zeros, ~12)
+def _awq_to_standard(weight_bytes: int, zeros_bytes: int) -> tuple[Step, ...]:
+    """Steps by which 0.19+ unpacks AWQ's weights and zero points to 32 bits a value and packs them again."""
+    wide, wide_zeros = 8 * weight_bytes, 8 * zeros_bytes
+    weights = (wide, wide, ~3, wide, ~4, wide, weight_bytes, ~6)
+    points = (wide_zeros, wide_zeros, ~8, wide_zeros, ~9, wide_zeros, ~10, wide_zeros, zeros_bytes, ~12)
     return (*weights, *points, ~0, ~5, ~1, ~11)
 
 
@@ -242,7 +242,8 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
 
 
 def _scale_block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
-    """(rows, columns) that share a scale; smaller for experts whose slice, of `parts` matrices, does not divide."""
+    """(rows, columns) that share a scale: `block`, or less for experts where it does not divide the rank's slice;
+    `parts`: matrices fused into one."""
     if module.copies == 1:
         return block
     width = module.outputs // parts if ".w13" in module.name else module.inputs
