@@ -50,7 +50,7 @@ def new_certificate(authority: KeyPair, names: Sequence[str]) -> KeyPair:
 
 
 def stored_authority(path: str) -> KeyPair:
-    """The authority in a file, created if missing, so that a webhook trusts later certificates; else LegroomError."""
+    """The authority in a PEM file, created if missing, so that later certificates stay trusted; else LegroomError."""
     file = Path(path)
     try:
         if file.exists():
@@ -77,14 +77,14 @@ def stored_authority(path: str) -> KeyPair:
         raise LegroomError(f"could not use --ca-file {path}: {error.strerror}", hint) from None
 
 
-def _x509_name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+def _x509_name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
 def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, is_authority: bool
 ) -> x509.CertificateBuilder:
-    """An unsigned certificate, valid from shortly before now, with the key usage of a CA or of a server."""
+    """An unsigned certificate, valid for `days` from now, with the key usage of a CA or of a server."""
     now = datetime.datetime.now(datetime.UTC)
     signs = {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")

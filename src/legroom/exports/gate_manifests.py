@@ -108,7 +108,7 @@ ENTRYPOINT ["legroom"]
 
 
 def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
-    """(CA, new or of --ca-file, made if missing; the webhook's certificate); None where cert-manager issues them."""
+    """(CA: a new one or that of --ca-file; the webhook's certificate); None if cert-manager issues them."""
     if options["certificates"] != "self":
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
@@ -204,7 +204,7 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network_policy(namespace: str) -> dict[str, Any]:
-    """A NetworkPolicy that allows ingress to the webhook's port from anywhere and no egress."""
+    """A NetworkPolicy that allows ingress to the webhook's port from anywhere, and no egress."""
     anybody = "API servers have no labels to name them by; what they send is all that is answered."
     spec = {
         "podSelector": {"matchLabels": _SELECTOR},
@@ -231,7 +231,7 @@ def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPa
 
 
 def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
-    """One webhook: its `mode` (`warn` or `enforce`), and label expressions of the `namespaces` that it reviews."""
+    """One webhook of `mode` `warn` or `enforce`; `namespaces`: label expressions of those that it reviews."""
     service = {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
     client: dict[str, Any] = {"service": service}
     if authority is not None:

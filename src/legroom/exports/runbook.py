@@ -46,7 +46,7 @@ def _markdown_lines(branches: "Sequence[Branch]", language: Language) -> Iterato
 
 
 def _entry_lines(entry: Entry, language: Language) -> Iterator[str]:
-    """Markdown lines of one failure: signs, cause, workarounds with their counts, dead ends."""
+    """Markdown lines of one catalog entry: signs, cause, workarounds with their counts, dead ends."""
     words = _WORDS[language]
     yield from ("", f"### {entry.id}: {entry.title.in_language(language)}", "")
     for signature in entry.signatures[:2]:
@@ -160,7 +160,7 @@ def _first_remedy(entry: Entry, language: Language) -> str:
 
 
 def overview_flowchart(branches: Sequence[Branch], language: Language) -> str:
-    """A Mermaid flowchart that asks the branches' questions in turn, each with its number of entries."""
+    """A Mermaid flowchart that asks the branches' questions in turn, each with its number of catalog entries."""
     lines = ["flowchart TD", f"  start([{mermaid_label(_START[language])}])"]
     before, arrow = "start", "-->"
     for branch in branches:
@@ -215,7 +215,7 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
 
 
 def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
-    """Draws one branch, question and causes, at height `y` of the picture."""
+    """Draws one branch, its question and causes, at height `y` of the picture."""
     page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
     page.box(_LEFT, y, 5, height, fill=branch.colour)
     row = y + 20

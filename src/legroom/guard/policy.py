@@ -14,14 +14,15 @@ from legroom.toml_tables import KeyLines, TomlTable, parse_toml
 from legroom.units import MIB, parse_bytes
 
 
-def _key(default: Any, about: str, **more: Any) -> Any:
-    """A dataclass field with this default; metadata: `about` (TOML comment), `more` (low, high, unit, choices ...)."""
-    return field(default=default, metadata={"about": about, **more})
+def _key(default: Any, toml_comment: str, **constraints: Any) -> Any:
+    """A dataclass field whose metadata has the key's comment in TOML and its `constraints` (low, high, unit,
+    choices)."""
+    return field(default=default, metadata={"about": toml_comment, **constraints})
 
 
-def _choice(about: str, *choices: str) -> Any:
-    """A dataclass field that takes one of the choices, by default the first; `about`: its TOML comment."""
-    return _key(choices[0], about, choices=choices)
+def _choice(toml_comment: str, *choices: str) -> Any:
+    """A dataclass field for a key that takes one of `choices`; the first is the default."""
+    return _key(choices[0], toml_comment, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def policy_toml(policy: Policy | None = None) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """A string in quotes, or a number, as TOML text; integers from 100,000 on with underscores."""
+    """A value as TOML text: a string in quotes; an integer from 100,000 on with underscores."""
     if isinstance(value, str):
         return json.dumps(value)
     return f"{value:_}" if isinstance(value, int) and value >= 100_000 else str(value)
@@ -165,7 +166,7 @@ def parse_policy(text: str, name: str = "policy", may_be_empty: bool = True) -> 
 
 
 def changed_keys(before: Policy, after: Policy) -> list[str]:
-    """Each changed key with both values, as `requests.max_sequences 1 -> 0`; of weights, which name keys, none."""
+    """The changed keys, as `requests.max_sequences 1 -> 0`; changed client weights as one name, without API keys."""
     old, new = asdict(before), asdict(after)
     both = ((f"{name}.{key}", old[name][key], new[name][key]) for name in SECTIONS for key in old[name])
     changes = [f"{key} {was} -> {now}".replace("None", "unset") for key, was, now in both if was != now]
@@ -173,7 +174,7 @@ def changed_keys(before: Policy, after: Policy) -> list[str]:
 
 
 def _key_value(table: TomlTable, key: Field[Any]) -> Any:
-    """The value of a key with its field's type and range, "1 MiB" as bytes; None where not given; else an error."""
+    """The key's value in the table, "1 MiB" as bytes; None where absent, LegroomError for a wrong type or range."""
     kinds, meta, value = str(key.type), key.metadata, table.raw(key.name)
     if value is None:
         return None

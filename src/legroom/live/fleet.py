@@ -58,7 +58,7 @@ class FleetGroup:
 
     @property
     def spare(self) -> int:
-        """Servers beyond those the group needs."""
+        """How many of the group's servers are more than it needs."""
         return max(0, self.servers - self.needed)
 
     @property
@@ -111,8 +111,8 @@ def fleet_view(
     start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """The fleet by groups of equal servers, those with most spare servers first. `peak_demand`: a group's most
-    simultaneous KV use in pools, by default the sum of its servers' peaks; `start_s`: seconds that a start takes."""
+    """The fleet in groups of equal servers, most spare servers first. `peak_demand`: a group's peak KV use in pools, by
+    default the sum of its servers' peaks; `start_s`: seconds that a server takes to start."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)

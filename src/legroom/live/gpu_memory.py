@@ -49,12 +49,12 @@ def nvml_devices() -> tuple[GpuMemory, ...]:
             pynvml.nvmlShutdown()
 
 
-def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES (`variable`) selects, up to its first invalid entry; all for None."""
-    if variable is None:
+def visible(gpus: Sequence[GpuMemory], cuda_visible_devices: str | None) -> tuple[GpuMemory, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, up to its first invalid entry; all if the variable is None."""
+    if cuda_visible_devices is None:
         return tuple(gpus)
     chosen = []
-    for word in variable.split(","):
+    for word in cuda_visible_devices.split(","):
         name = word.strip()
         is_uuid = name.startswith(("GPU-", "MIG-"))
         named = (gpu for gpu in gpus if (gpu.uuid.startswith(name) if is_uuid else name == str(gpu.index)))
@@ -78,10 +78,10 @@ def _mig_slices(pynvml: Any, index: int) -> list[GpuMemory]:
     return [replace(gpu, index=index) for gpu in made if gpu is not None]
 
 
-def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
-    """The GPU or MIG slice with the NVML handle `handle_at(index)`; None where NVML fails, as off the bus."""
+def _read_device(pynvml: Any, get_handle: Callable[[int], Any], index: int) -> GpuMemory | None:
+    """The GPU or MIG slice with the NVML handle `get_handle(index)`; None where NVML fails (card off the bus)."""
     try:
-        handle = handle_at(index)
+        handle = get_handle(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         texts = (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError:
@@ -117,7 +117,7 @@ def bytes_on_gpus_of(pids: frozenset[int]) -> int | None:
 
 
 def server_processes(port: int) -> tuple[int, ...]:
-    """The PIDs of the server that listens on a local port: its first process, then all others; () if not visible."""
+    """The PIDs of the server that listens on a local port, its main process first; () where not visible."""
     try:
         import psutil  # slow to import
     except ImportError:
@@ -160,7 +160,7 @@ class LocalServers:
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def with_process_figures(self, result: ScrapeResult) -> ScrapeResult:
-        """The result with GPU and host memory and stopped processes of a visible local server; others unchanged."""
+        """The result with GPU memory, host memory and stopped processes if its server is local, else unchanged."""
         if not is_loopback(result.server):
             return result
         port, now_s = port_of(result.server), self._clock()

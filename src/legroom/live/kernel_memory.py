@@ -65,7 +65,7 @@ class Cgroup:
         return min(((limit, str(at)) for limit, at in limits if limit is not None and limit < _UNLIMITED), default=None)
 
     def peak_bytes(self, folder: str) -> int | None:
-        """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
+        """The peak memory use of a cgroup's folder; None in version 2 before Linux 5.19."""
         return _parse_int(_text_or_empty(Path(folder) / _FILES[self.version].peak))
 
 
@@ -81,7 +81,7 @@ class KernelAccount:
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> "KernelAccount":
-        """The account now: the process's cgroup, and the kills so far in it and on the machine."""
+        """The kernel's out-of-memory account now: the process's cgroup, and kills so far in it and on the machine."""
         cgroup = Cgroup.of(pid, proc)
         return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))
 
@@ -107,7 +107,7 @@ class KernelKill:
 
 
 def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = Path("/dev/kmsg")) -> KernelKill | None:
-    """The out-of-memory kill since `before`; None where the counters did not increase."""
+    """The kernel's out-of-memory kill since `before`; None where the kill counters did not increase."""
     # Without a cgroup the machine's counter is used, which includes processes of others.
     cgroup = before.cgroup
     now = cgroup.kills if cgroup is not None else machine_kills(proc)
@@ -160,7 +160,7 @@ def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
 
 
 def _cgroup_paths(text: str) -> dict[int, str]:
-    """Version -> the path of the memory controller's cgroup, from /proc/PID/cgroup."""
+    """Cgroup version (1, 2) -> path of the memory controller's cgroup, from the text of /proc/PID/cgroup."""
     paths: dict[int, str] = {}
     for line in text.splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -172,7 +172,7 @@ def _cgroup_paths(text: str) -> dict[int, str]:
 
 
 def _cgroup_mounts(text: str) -> Iterator[tuple[str, str, int]]:
-    """(mount point, mounted root, version) of each cgroup mount, version 1 first, as it then accounts for memory."""
+    """(Mount point, mounted root, version) of each cgroup mount, version 1 first, which accounts where both exist."""
     mounts = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")

@@ -73,7 +73,7 @@ class Traffic:
 
 
 def traffic(window: Window) -> Traffic:
-    """The mean request of one engine over the last ten minutes."""
+    """The mean request per engine over the last ten minutes."""
     latest = window.latest
     if latest is None:
         return Traffic(None, None, None, 0.0)
@@ -88,14 +88,14 @@ def traffic(window: Window) -> Traffic:
 
 
 def remedies_for(
-    finding: DetectorFinding, window: Window, document: PlanDocument | None = None
+    finding: DetectorFinding, window: Window, plan: PlanDocument | None = None
 ) -> tuple[ProposedRemedy, ...]:
-    """One to four changes that can end the finding, best first, with flags computed where a plan is given."""
+    """One to four changes that can end the finding, best first; with a plan, flags with computed values."""
     planned: Plan | None = None
     problem = ""
-    if document is not None:
+    if plan is not None:
         try:
-            planned = replan(document)
+            planned = replan(plan)
         except LegroomError as error:
             problem = error.message
     if finding.kind in _BY_KIND:
@@ -115,7 +115,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """(--gpu-memory-utilization that frees `by_bytes`, its plan); None at 0.1 or less, or if vLLM would fail."""
+    """(--gpu-memory-utilization that frees `by_bytes`, the plan with it); None at 0.1 or less or if it fails."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None
@@ -147,8 +147,8 @@ def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """The `max_num_seqs` that the pool holds at the observed request length, where it is below the present one; above
-    it where requests queue although the pool has room."""
+    """The `max_num_seqs` that the pool holds at the observed request length: lower than now, or higher where requests
+    queue although the pool has room."""
     holds, length = seen.fitting_requests, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return
@@ -174,7 +174,7 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
-    """For each kind of change, cheapest first, its first flags whose pool holds the present requests, else the most."""
+    """By kind of change, cheapest first, the first flags whose KV pool holds the load, else the largest pool's."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
@@ -286,13 +286,13 @@ def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Pla
     yield ProposedRemedy("with the black box on, the first refused request says how much it lacked", steps=steps)
 
 
-def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
-    """A --gpu-memory-utilization that is lower by `size` bytes; nothing without a plan, or where vLLM would not start.
-    `what_for` ends the sentence about the bytes."""
-    lowered = _lower_utilization(planned, size) if planned is not None else None
+def _headroom_remedies(more_bytes: int, planned: Plan | None, purpose: str) -> Iterator[ProposedRemedy]:
+    """A --gpu-memory-utilization lower by `more_bytes`, needed for `purpose` (text); nothing without a plan or if vLLM
+    would fail."""
+    lowered = _lower_utilization(planned, more_bytes) if planned is not None else None
     if lowered is not None:
         flags, changed = lowered
-        why = f"leaves {human_bytes(size)} more {what_for}; the pool keeps {changed.memory.kv.tokens:,} tokens"
+        why = f"leaves {human_bytes(more_bytes)} more {purpose}; the pool keeps {changed.memory.kv.tokens:,} tokens"
         yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 

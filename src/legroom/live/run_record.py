@@ -32,12 +32,12 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 
 def failed_under_way(result: ScrapeResult) -> str | None:
-    """In words, what a `legroom run` is doing to a server that did not answer, here or behind a guard; or None."""
+    """In words, what a `legroom run` does with the server, or behind the guard, that did not answer; or None."""
     return (result.under_way or run_under_way(result.server)) if isinstance(result, ScrapeFailure) else None
 
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
-    """The sample with `start_requested` (0 or 1) of the server's `legroom run` on this machine; others unchanged."""
+    """The sample with its local `legroom run`'s `start_requested` (0 or 1); other results unchanged."""
     requested = start_requested(result.server)
     if not isinstance(result, Sample) or requested is None:
         return result
@@ -45,13 +45,13 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 
 def start_requested(server: str) -> int | None:
-    """Why the server at this address was started by a `legroom run` here: 1 on request, 0 after a crash; None else."""
+    """Why a `legroom run` here started this server: 1 on request, 0 after a crash; None without a run."""
     requested = _living_run(server).get("start_requested")
     return None if requested is None else int(bool(requested))
 
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
-    """The run file of the living `legroom run` at this loopback address; empty where there is none."""
+    """The run file's JSON of the running `legroom run` at this loopback address; empty where there is none."""
     if not is_loopback_host(urlsplit(server).hostname or ""):
         return {}
     try:

@@ -63,7 +63,7 @@ class RunningServer:
     """Whether `/server_info` was available."""
 
     def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
-        """Flags for these settings, without the release's defaults on this GPU, so that another release's apply."""
+        """The server's settings as flags, without defaults of its release, so that another release's defaults apply."""
         values = {name: self.settings.get(name) for name in _SIZES}
         sizes: dict[str, Any] = {name: each for name, each in values.items() if each is True or each not in _UNSET}
         plain = ServeArgs(self.model, **sizes)
@@ -75,7 +75,7 @@ class RunningServer:
 
 
 def running_server(address: str, api_key: str | None = None, *, verify_tls: bool = True) -> RunningServer:
-    """Queries a server. Raises LegroomError where it does not answer or is not vLLM."""
+    """Queries a vLLM server over HTTP. Raises LegroomError where it does not answer or is not vLLM."""
     return asyncio.run(_query_server(endpoint(address, api_key, verify_tls=verify_tls)))
 
 
@@ -116,7 +116,7 @@ async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) 
 
 
 def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
-    """The KV pool of one engine in tokens: the labels' total by data_parallel_size; None where they do not tell."""
+    """One engine's KV pool in tokens: the labels' blocks by data_parallel_size, times block size; or None."""
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdigit() and size.isdigit()):
         return None

@@ -57,7 +57,7 @@ class ServerView:
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """The server's figures, state and findings after its last scrape; state `unreachable` where that failed."""
+    """The server's figures, state and findings after its last scrape; state `unreachable` if that failed."""
     window, findings = watcher.window, watcher.findings
     ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
@@ -106,7 +106,7 @@ def _blocks_per_request(sample: Sample) -> float | None:
 
 
 def _room_for_requests(sample: Sample) -> int | None:
-    """How many more requests of the mean size fit, summed per engine; None where nothing runs or no pool is shown."""
+    """How many more requests of the mean size fit the KV pools; None where nothing runs or no pool is reported."""
     each = _blocks_per_request(sample)
     pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
     if each is None or not pools:
@@ -120,7 +120,7 @@ def _usable_blocks(engine: EngineSample) -> int:
 
 
 def _server_state(latest: Sample, findings: tuple[DetectorFinding, ...], finished_lately: bool) -> State:
-    """The worst severity found; else `healthy` with requests now or lately, `idle` without."""
+    """The worst finding's severity if above info; else `healthy` with requests now or lately, `idle` without."""
     grave = {finding.severity for finding in findings}
     if "critical" in grave:
         return "critical"
@@ -130,7 +130,7 @@ def _server_state(latest: Sample, findings: tuple[DetectorFinding, ...], finishe
 
 
 def _summary_sentence(latest: Sample, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
-    """The first warning or critical finding, else the forecast, else running and waiting requests."""
+    """The first warning or critical finding as a sentence, else the forecast, else the number of requests."""
     grave = [finding for finding in findings if finding.severity != "info"]
     if grave:
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""

@@ -42,14 +42,14 @@ class Actor:
         kubernetes = config.lease == "kubernetes"
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
-    def consider(self, incident: OpenIncident, watcher: Watcher, group_size: int, unhealthy: int) -> None:
-        """Decides about an open incident (`unhealthy`: servers of its group), and starts an allowed action."""
+    def consider(self, incident: OpenIncident, watcher: Watcher, group_size: int, num_unhealthy: int) -> None:
+        """Decides about an open incident in a group of `group_size` servers, and starts an allowed action."""
         if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
         if incident.finding is None or not incident.finding.is_seen_now:
             return  # the last scrape no longer showed it
         busy = self._busy.get(incident.group) or run_under_way(incident.server)
-        group = GroupState(incident.group, group_size, unhealthy, (), busy)
+        group = GroupState(incident.group, group_size, num_unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
         if decision.action is None:
             self._report_refusal(incident, decision)
@@ -63,19 +63,19 @@ class Actor:
         return server in self._acting_on.values()
 
     def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
-        """The sample with `start_requested` set where an action here started its process; other results unchanged."""
+        """The sample with `start_requested` = 1 if an action here started its process; other results unchanged."""
         until_s = time.time() if self.is_acting_on(result.server) else self._acted_until_s.get(result.server, 0.0)
         if not isinstance(result, Sample) or (result.process_start_s or result.time_s) > until_s:
             return result
         return replace(result, start_requested=1)
 
     def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
-        """What may be done about the incident now, under the limits of its group."""
+        """The policy's decision about the incident now, within the limits of its group."""
         server, settings = self._servers.get(incident.server), self._config.group(incident.group)
         return decision_about(incident, watcher, server, settings, group)
 
     def _report_refusal(self, incident: OpenIncident, decision: Decision) -> None:
-        """Sets when the incident is decided on again, and reports the refusal where it is a new one."""
+        """Sets when the incident is decided on again, and reports the refusal unless it repeats the last one."""
         wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
         incident.ask_again_s = time.monotonic() + (0.0 if decision.refusal == "busy" else wait_s)
         if decision.dedupe_key != incident.last_refusal:
@@ -83,7 +83,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again, by the attempts in the journal, and acts under the lease; reports a refusal or failure."""
+        """Decides again from the attempts in the journal, then acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)
@@ -106,7 +106,7 @@ class Actor:
             self._report_refusal(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
-        """Drains, scales or restarts the server as decided; flags whose restart failed are restored."""
+        """Drains, scales or restarts the server as decided; if a restart with new flags fails, restores the old."""
         server = self._servers[incident.server]
         if decision.action == "drain":
             await self._drains.begin(incident, server, decision.reason)
@@ -127,15 +127,15 @@ class Actor:
         if outcome.state == FAILED and change is not None:
             await self._restore_flags(order, outcome, incident)
 
-    async def _run_restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """Carries out the restart and returns its outcome; calls `begun` once it counts towards the group's budget."""
+    async def _run_restart(self, order: RestartOrder, on_begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """Carries out the restart; calls `on_begun` once it counts towards the group's restart budget."""
         begun_s = time.monotonic()
-        outcome = await ServerRestart(self._context, order).run(begun)
+        outcome = await ServerRestart(self._context, order).run(on_begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
         return outcome
 
     async def _restore_flags(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
-        """Restarts with the old flags, once, after new ones failed, and reports it; nothing where none are kept."""
+        """Restarts once with the old flags after new ones failed, and reports it; nothing where none were kept."""
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
@@ -149,7 +149,7 @@ class Actor:
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
     async def _add_replica(self, incident: OpenIncident, server: ServerConfig, incident_id: int | None) -> None:
-        """Adds one replica to the server's group, journalled as an action of the incident with this id; reports it."""
+        """Adds a replica to the server's group, journalled as an action of incident `incident_id`, and reports it."""
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
@@ -170,7 +170,7 @@ class Actor:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
 
     async def recover(self) -> None:
-        """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
+        """Starts to finish or undo unfinished actions, one per group at a time, and to end drains left over."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
         # Drains whose incident was closed while no sidecar ran.
         drained = await self._context.journal(
@@ -211,21 +211,21 @@ class Actor:
             self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def act_on_request(
-        self, action: str, server_name: str, undo: int | None, group_size: int, unhealthy: int
+        self, action: str, server_name: str, undo_action_id: int | None, group_size: int, num_unhealthy: int
     ) -> Decision:
-        """Starts the `restart` that a person asks for, or the `undo` of the action with that id, in the background if
-        the limits allow it; returns the decision. Raises ActionFailed for a wrong request."""
+        """Starts a `restart` that a person asks for, or the `undo` of action `undo_action_id`, in the background if the
+        limits allow it; returns the decision. Raises ActionFailed for a wrong request."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
         if action not in ("restart", "undo"):
             raise ActionFailed(f"{action} cannot be asked for here", "restart, or undo with an action's number")
-        if (action == "undo") != (undo is not None):
+        if (action == "undo") != (undo_action_id is not None):
             raise ActionFailed("an undo needs the number of an action, and nothing else takes one")
-        restore = await self._flag_change_of_action(undo, server_name) if undo is not None else None
+        restore = await self._flag_change_of_action(undo_action_id, server_name) if undo_action_id is not None else None
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
-        state = GroupState(name, group_size, unhealthy, ages_s, self._busy.get(name))
+        state = GroupState(name, group_size, num_unhealthy, ages_s, self._busy.get(name))
         problem = ServerProblem(server_name, "a person's request", True, False)
         decision = decide(problem, state, limits, frozenset({"restart"}))
         if decision.action is not None:
@@ -235,15 +235,15 @@ class Actor:
             self._spawn(name, self._restart_under_lease(order))
         return decision
 
-    async def _flag_change_of_action(self, number: int, server_name: str) -> tuple[int, Override]:
-        """(`number`, old flags) of the action with this id on the server; ActionFailed where it changed no flags."""
-        override = kept_override(number, self._context.home)
-        changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
-        if override is None or changed is None:
-            raise ActionFailed(f"there is nothing to undo of action {number}")
+    async def _flag_change_of_action(self, action_id: int, server_name: str) -> tuple[int, Override]:
+        """(Action id, old flags) of a flag change on the server; ActionFailed where the action changed no flags."""
+        kept = kept_override(action_id, self._context.home)
+        changed = await self._context.journal(lambda journal: journal.action(action_id)) if kept is not None else None
+        if kept is None or changed is None:
+            raise ActionFailed(f"there is nothing to undo of action {action_id}")
         if changed.detail.get("server") != server_name:
-            raise ActionFailed(f"action {number} changed {changed.detail.get('server')}, not {server_name}")
-        return number, override
+            raise ActionFailed(f"action {action_id} changed {changed.detail.get('server')}, not {server_name}")
+        return action_id, kept
 
     async def _restart_under_lease(self, order: RestartOrder) -> None:
         """Restarts while holding the group's lease, and reports the outcome or why it could not be done."""
@@ -260,8 +260,8 @@ class Actor:
         self._report(ActionReport(None, outcome.text, order.name, outcome.state))
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
-        """Seconds since each restart, scaling or undo of the group in the last day, by the journal or by this process's
-        own clock, whichever is less."""
+        """Seconds since each restart, scaling or undo of the group in the last day; the smaller of the journal's age
+        and of that by this process's clock."""
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
@@ -294,10 +294,10 @@ class Actor:
                 await self._context.journal(lambda journal: journal.release_lease(group, self._holder))
 
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
-        """Runs the work as a task; an exception is reported, and the group is no longer busy afterwards."""
+        """Runs `work` as a task; when it ends the group is no longer busy, and an exception is reported."""
 
         async def run_and_report() -> None:
-            """Awaits the work; reports its exception, as a bug here must not stop the watching, and frees the group."""
+            """Awaits the work and frees the group; reports an exception, which must not stop the watching."""
             try:
                 await work
             except Exception as error:
@@ -315,7 +315,7 @@ class Actor:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Cancels running actions: undone before they reached the server, else left for the next process."""
+        """Cancels running actions, which are undone before they reached the server, else left for the next process."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -334,7 +334,7 @@ class Drains:
         self._servers, self._context, self._report = servers, context, report
 
     async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
-        """Keeps new requests from the server, journalled, once per incident; ActionFailed without a drain method."""
+        """Keeps new requests from the server, once per incident and journalled; ActionFailed without a drain method."""
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")
@@ -356,8 +356,8 @@ class Drains:
         self._report(ActionReport(incident, text, "drain", state))
 
     async def end(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None = None) -> None:
-        """Ends the drains that `find` returns. Retries for ever, with back-off: no server may stay drained. Problems
-        are reported as those of the incident, where there is one."""
+        """Ends the drains that `find` returns, with retries for ever, as no server may stay drained; problems are
+        reported for the incident, if any."""
         pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:
@@ -373,7 +373,7 @@ class Drains:
             pause_s = min(2 * pause_s, 60.0)
 
     async def _end_one(self, drain: Action) -> None:
-        """Lets requests in again, unless another drain of the server lasts, and marks the drain as undone."""
+        """Admits requests again, unless another drain of the server is in force, and marks the drain as undone."""
         name = str(drain.detail.get("server"))
         method = self._servers[name].drain_method if name in self._servers else None
         if method is not None and not await self._context.journal(lambda journal: _other_drains(journal, drain)):
@@ -383,7 +383,7 @@ class Drains:
 
 
 def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
-    """The sidecar's completed drains for the incident with this key that were not undone."""
+    """The sidecar's completed drains, not undone, for the incident with this journal key."""
     number = journal.incident_id(key)
     incident = journal.incident(number) if number is not None else None
     return _only_drains(incident.actions) if incident is not None else ()
@@ -397,7 +397,7 @@ def _other_drains(journal: Journal, drain: Action) -> tuple[Action, ...]:
 
 
 def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
-    """Those of the actions that are drains by a sidecar (BY) in the state DONE: not under way, failed or undone."""
+    """Of the actions, the drains by a sidecar that are completed (DONE): not under way, failed or undone."""
     done = (action for action in actions if action.name == "drain" and action.state == DONE)
     return tuple(action for action in done if action.detail.get("by") == BY)
 

@@ -84,12 +84,12 @@ class Decision:
 
     @property
     def dedupe_key(self) -> tuple[str | None, str]:
-        """(refusal, about), equal for refusals that differ in their numbers only, and are reported once."""
+        """(refusal, about): equal for refusals that differ only in their numbers, which are reported once."""
         return self.refusal, self.about
 
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
-    """The action to take against a problem, within the limits of its group and the allowed actions, or a refusal."""
+    """The action against a problem, if `allowed` and within the group's limits, else a refusal."""
     wanted = _wanted_action(problem, allowed)
     if wanted.action is None:
         return wanted
@@ -131,21 +131,21 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 
 
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
-    """A refusal to take away one of two or more servers where most of its group is unhealthy; else None."""
+    """A refusal to take a server away where most of its group of two or more is unhealthy; else None."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
         return refuse("unhealthy majority", f"{unhealthy}: none is taken away")
     return None
 
 
-def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: str, each: str) -> Decision | None:
-    """A refusal where the group had `most` attempts within `window_s` (`each` in words: "an hour"); else None."""
+def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: str, per: str) -> Decision | None:
+    """A refusal if the group had `most` attempts within `window_s` (`per`, in words: "an hour"); else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
         return None
     again_s = window_s - sorted(recent)[most - 1] if most > 0 else None
-    return refuse(refusal, f"the budget of {most} restarts {each} is spent in group {group.name}", again_s)
+    return refuse(refusal, f"the budget of {most} restarts {per} is spent in group {group.name}", again_s)
 
 
 def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | None:
@@ -160,13 +160,13 @@ def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | No
 
 
 def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
-    """A refusal where a server that still serves would drain past its deadline; None where not, or not known."""
+    """A refusal where a server that still serves would drain beyond the deadline; None if not or unknown."""
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
     longer = f"about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s"
     return refuse("slow drain", f"draining would take {longer}, and the server still serves")
 
 
-def refuse(refusal: str, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """The decision to do nothing, for `again_in_s` where it ends by time; `about` tells refusals of one kind apart."""
-    return Decision(None, reason, again_in_s, refusal, about)
+def refuse(refusal_kind: str, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
+    """The decision to do nothing, for `again_in_s` if it ends by time; `about` distinguishes refusals of a kind."""
+    return Decision(None, reason, again_in_s, refusal_kind, about)

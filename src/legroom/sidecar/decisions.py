@@ -26,7 +26,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision about an incident; the refusal `impossible` where no platform or drain method is named."""
+    """The policy's decision about an incident; refusal `impossible` where no platform or drain method is configured."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(
@@ -72,7 +72,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The first remedy's flags that the release accepts and legroom may set (not the model, TP or PP); else None."""
+    """The flags of the first remedy that the release accepts and legroom may set (not model, TP, PP); or None."""
     if plan is None:
         return None
     try:
@@ -84,11 +84,11 @@ def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument
     return next((change for change in changes if change is not None), None)
 
 
-def _flags_of_remedy(remedy: ProposedRemedy, used: Release) -> FlagChange | None:
-    """The remedy as flags and variables to set; None where a flag does not exist or takes several words."""
+def _flags_of_remedy(remedy: ProposedRemedy, release: Release) -> FlagChange | None:
+    """The remedy as flags and variables to set; None if the release lacks a flag or one takes several words."""
     flags: dict[str, str | None] = {}
     for dest, value in remedy.flags.items():
-        words = setting_words(dest, value, used)
+        words = setting_words(dest, value, release)
         if words is None or len(words) > 2:
             return None
         name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
@@ -104,7 +104,7 @@ class RemedySearch:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
-        """Starts to compute the incident's remedies, once; decisions wait for them only where there is a plan."""
+        """Starts to compute the incident's remedies, once; decisions wait for them only if there is a plan."""
         if incident.remedies_asked or incident.finding is None:
             return
         incident.remedies_asked = True
@@ -119,7 +119,7 @@ class RemedySearch:
     async def _find_remedies(
         self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
-        """Computes remedies in a thread and, where no change is given, takes the first accepted; notes both."""
+        """Computes remedies in a thread, adopts the first accepted change unless one is configured, notes both."""
         try:
             remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
             incident.change = incident.change or first_accepted_change(remedies, plan)

@@ -54,8 +54,8 @@ class Webhook:
 
 
 def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> dict[str, Any]:
-    """The fields of a notification about an incident as it is now, with `text` or its reason; `closed_s`: the Unix time
-    of its end, None while it lasts."""
+    """The fields of a notification about an incident now; `text`: by default its reason; `closed_s`: the Unix time of
+    its end, None while it lasts."""
     finding = incident.finding
     return {
         "incident": incident.number,
@@ -120,7 +120,7 @@ async def post_with_retries(
 
 
 def _iso_time(time_s: float) -> str:
-    """A Unix time as Alertmanager reads it: in UTC, with milliseconds and `Z`."""
+    """A Unix time in the format of Alertmanager: UTC with milliseconds and `Z`."""
     at = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -151,7 +151,7 @@ class Notifier:
         """Webhook -> why it did not take the last message, so that an outage is logged once."""
 
     def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
-        """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
+        """Queues a message (`text`, else the finding's reason) for every webhook, unless it is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
                 if queue.full():
@@ -160,14 +160,14 @@ class Notifier:
                 queue.put_nowait((incident, message_of(incident, text, closed_s)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Sends notifications to all webhooks until cancelled; `lasting` returns the incidents that are open."""
+        """Sends notifications to all webhooks until cancelled; `lasting()`: the open incidents, to repeat."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._serve_webhook(hook, queue, lasting))
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's messages in order; at the start and every REPEAT_S also open incidents and unsent ends."""
+        """Posts a webhook's messages in order; at first and every REPEAT_S, open incidents and unsent endings too."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         ends: collections.deque[tuple[OpenIncident, dict[str, Any]]] = collections.deque(maxlen=200)
         while True:
@@ -191,7 +191,7 @@ class Notifier:
                 queue.task_done()
 
     async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> bool:
-        """Posts a message, counts it, and notes at the incident who was told; returns whether the webhook took it."""
+        """Posts a message, counts it and records in the incident that this webhook was told; whether that succeeded."""
         for _ in range(20):  # its number is written asynchronously
             if incident.number is None:
                 await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ class Notifier:
         return True
 
     async def drain(self, seconds: float) -> None:
-        """Waits up to this long for queued messages to be sent."""
+        """Waits up to `seconds` for the queued messages to be sent."""
         if self._queues:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
 
@@ -235,10 +235,11 @@ class IncidentReporter:
         self._notifier.notify(incident)
 
     def journal_opened(self, incident: OpenIncident) -> None:
-        """Queues the incident and its reason for the journal, which then sets its `number`."""
+        """Queues the incident and its reason for the journal; once written, the incident has its `number`."""
         opened = (incident.server, incident.kind, incident.title, incident.detail(), incident.opened_s, incident.key)
 
         def open_incident(journal: Journal) -> None:
+            """Writes the incident into the journal and keeps its number."""
             incident.number = journal.open_incident(*opened)
 
         self._journal.write(open_incident)
@@ -249,21 +250,21 @@ class IncidentReporter:
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 
-    def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
-        """Logs, journals and notifies an incident's end; `how`: `over`, or why it is no longer watched."""
-        unseen = incident.finding is None and how == "over"
-        outcome = f"{how} while legroom was not watching" if unseen else how
+    def report_closed(self, incident: OpenIncident, outcome_text: str = "over") -> None:
+        """Logs, journals and notifies an incident's end; `outcome_text`: `over`, or why it is watched no more."""
+        unseen = incident.finding is None and outcome_text == "over"
+        outcome = f"{outcome_text} while legroom was not watching" if unseen else outcome_text
         outcome += f", after {incident.last_action}" if incident.last_action else ""
         self._log(f"{incident.server}: {incident.title}: {outcome}")
         self._journal.write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
         self._notifier.notify(incident, outcome, time.time())
 
     def note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Append a remark to the incident in the journal; sends no notification."""
+        """Appends a note to the incident in the journal, without a notification."""
         self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def report_action(self, report: ActionReport) -> None:
-        """Logs and counts an action or refusal, and notes it at its incident; a refusal is not notified."""
+        """Logs and counts an action or refusal, and notes it in its incident; only actions are notified."""
         incident = report.incident
         self._log(f"{incident.server}: {report.text}" if incident is not None else report.text)
         if report.name == "refusal":

@@ -54,7 +54,7 @@ class OpenIncident:
     """Webhook -> the severity it was told last."""
 
     def detail(self) -> dict[str, Any]:
-        """The `detail` object that the journal stores with the incident: finding, severity, who was told."""
+        """The incident's `detail` object in the journal: finding, severity, webhooks that were told."""
         finding = self.finding.to_json() if self.finding is not None else {}
         told = {"told": dict(self.told)} if self.told else {}
         return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding, **told}
@@ -80,15 +80,15 @@ class IncidentKeeper:
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of_server(self, server: str) -> tuple[OpenIncident, ...]:
-        """The open incidents of one server, by kind in the order in which the kinds first occurred."""
+        """The open incidents of one server, in the order in which their kinds first occurred anywhere."""
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Opens an earlier process's incidents of watched servers again; they are not closed before `patience_s` (by
-        kind), in which they may be detected again. Returns the keys of all open incidents."""
+        """Opens an earlier process's incidents of watched servers (in `group_of`) again, for at least `patience_s` (by
+        kind) so that they can be detected again. Returns the keys of all open incidents."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)
@@ -112,7 +112,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens, worsens and closes a server's incidents by its findings now, but for `info`; returns what changed."""
+        """Opens, worsens and closes a server's incidents by its current findings above `info`; returns the changes."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():
@@ -146,10 +146,10 @@ class IncidentKeeper:
         return removed
 
 
-def _last_noted_detail(incident: Incident, name: str, otherwise: Any) -> Any:
-    """The value `name` in the incident's last note that has it, else in its own detail, else `otherwise`."""
-    noted = [note.detail[name] for note in incident.notes if name in note.detail]
-    return noted[-1] if noted else incident.detail.get(name, otherwise)
+def _last_noted_detail(incident: Incident, key: str, default: Any) -> Any:
+    """The value of `key` in the last of the incident's notes that has it, else in its detail, else `default`."""
+    noted = [note.detail[key] for note in incident.notes if key in note.detail]
+    return noted[-1] if noted else incident.detail.get(key, default)
 
 
 def left_open(journal: Journal) -> tuple[Incident, ...]:
@@ -159,10 +159,10 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 
 
 def close_leftovers(
-    journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]
+    journal: Journal, incidents: Iterable[Incident], kept_keys: Collection[str], watched_servers: Collection[str]
 ) -> None:
-    """Closes the incidents `left` open by an earlier sidecar, except keys in `kept`, which were taken over; the outcome
-    says whether the server is still in `watched`."""
-    for incident in left:
-        if incident.key not in kept:
-            journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)
+    """Closes incidents that an earlier sidecar left open, except `kept_keys`, which were taken over; the outcome says
+    whether the server is still watched."""
+    for incident in incidents:
+        if incident.key not in kept_keys:
+            journal.close_incident(incident.id, ELSEWHERE if incident.server in watched_servers else UNWATCHED)

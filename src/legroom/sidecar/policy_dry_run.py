@@ -105,7 +105,7 @@ class _Player:
             self._record_decision(result, incident, watcher)
 
     def _record_decision(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
-        """Appends an event with what the sidecar would do about the incident, or why it would not, once each."""
+        """Appends an event, once, with what the sidecar would do about the incident or why it would do nothing."""
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
@@ -123,7 +123,7 @@ class _Player:
         self._append_event(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
     def _group_state(self, name: str, now_s: float) -> GroupState:
-        """The state of the group at that time: its servers, unhealthy ones, and ages of the actions so far."""
+        """The group's state at `now_s`: servers, unhealthy ones, and ages of the simulated actions so far."""
         members = [server for server, group in self.groups.items() if group == name]
         watched = [self.watchers[server] for server in members if server in self.watchers]
         unhealthy = sum(any(finding.severity == "critical" for finding in each.findings) for each in watched)
@@ -132,9 +132,9 @@ class _Player:
         busy = "an action would be under way" if any(age_s < 60.0 for age_s in ages_s) else None
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
-    def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
-        """Appends an event of the incident at the time of this result; `what`: opened, closed, refused or an action."""
-        self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
+    def _append_event(self, result: ScrapeResult, incident: OpenIncident, kind: str, text: str) -> None:
+        """Appends an event of the incident at the result's time; `kind`: opened, closed, refused or an action."""
+        self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, kind, text))
 
 
 def _journal_samples(path: Path) -> Iterator[ScrapeResult]:

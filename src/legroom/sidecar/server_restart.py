@@ -42,7 +42,7 @@ class ActionContext:
     poll_s: float = 0.5
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records the action's final state (done, failed, undone) now, or as soon as the journal can be written."""
+        """Records the action's final `state` (done, failed, undone), as soon as the journal can be written."""
 
         def write_state(journal: Journal) -> None:
             """Writes the final state into the journal."""
@@ -93,10 +93,10 @@ class ServerRestart:
         self._id = 0
         self._launched = False
 
-    async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """Drains and restarts the server, and waits until it answers. Calls `begun` once the journal has the restart;
-        raises `ActionFailed` or `JournalUnavailable` only before that. Later failures are recorded: undone (by the kept
-        old flags) until the server is reached, then failed. A cancellation is raised again, after that unrecorded."""
+    async def run(self, on_begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """Drains and restarts the server until it answers again; calls `on_begun` once the journal has the restart,
+        before which alone it raises `ActionFailed` or `JournalUnavailable`. Later failures are recorded: undone (by the
+        old flags) until the server is reached, then failed. A cancellation is raised again, unrecorded after that."""
         order = self._order
         before = await self._platform.state()
         running = await self._context.scrape(order.server)
@@ -105,7 +105,7 @@ class ServerRestart:
         detail = self._begun_detail(before, started_s)
         begin = (order.incident_id, order.server.group, order.name, detail)
         self._id = await self._context.journal(lambda journal: journal.begin_action(*begin))
-        begun()
+        on_begun()
         try:
             if override is not None:
                 platform.keep_override(self._id, override, self._context.home)
@@ -141,7 +141,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Drains the server and waits until it has no request, unless it is failing; _Abandoned where that fails."""
+        """Drains the server until it has no request, unless it is failing; raises _Abandoned if the drain fails."""
         order, drain_method = self._order, self._drain_method
         await self._record_stage("draining", {"door": drain_method.name})
         try:
@@ -162,7 +162,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Writes a flag change or restores flags, and restarts by the platform; _Abandoned if the change is refused."""
+        """Writes or restores flags and restarts by the platform; raises _Abandoned where the change is refused."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -179,7 +179,7 @@ class ServerRestart:
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
-        """Records that the restart program, with this pid (0: none) and process identity, was started."""
+        """Records that the restart program was started, with its pid (0: none) and process identity."""
         await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 
@@ -215,7 +215,7 @@ class ServerRestart:
         return False
 
     async def _unfinished_requests(self) -> float | None:
-        """Running and waiting requests, by a scrape now; None where it fails or does not show them."""
+        """Running plus waiting requests by a scrape now; None where it fails or does not report them."""
         result = await self._context.scrape(self._order.server)
         if not isinstance(result, Sample) or result.running is None:
             return None
@@ -226,7 +226,7 @@ class ServerRestart:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     async def _record_done(self, text: str) -> RestartOutcome:
-        """Ends the drain, marks restored flags as undone, and records the restart as done."""
+        """Ends the drain, marks restored flags as undone, and records the restart as done; `text`: the outcome."""
         text = await self._end_drain(text)
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
@@ -235,26 +235,26 @@ class ServerRestart:
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
-        """Ends the drain, and records the restart as failed."""
-        return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
+        """Ends the drain, and records the restart as failed; `text`: the outcome."""
+        return await self._record_outcome(FAILED, await self._end_drain(text, retries=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
-        """Restores changed flags if their old values were stored, ends the drain, and records the restart as undone."""
+        """Restores changed flags whose old values were stored, ends the drain, and records the restart as undone."""
         override = platform.kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(platform.ActionFailed):
                 await self._platform.restore_flags(override)
                 platform.forget_override(self._id, self._context.home)
-        return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
+        return await self._record_outcome(UNDONE, await self._end_drain(text, retries=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
         """Records the final state (done, failed, undone) in the journal, and returns it."""
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 
-    async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """Ends the drain and returns `text`, with the problem appended where it fails; `patient`: retries for 30 s."""
-        end_s = time.monotonic() + (30.0 if patient else 0.0)
+    async def _end_drain(self, text: str, retries: bool = True) -> str:
+        """Ends the drain, if it `retries` for up to 30 s; returns `text`, with the problem appended if that fails."""
+        end_s = time.monotonic() + (30.0 if retries else 0.0)
         while True:
             try:
                 await self._drain_method.end()
@@ -269,7 +269,7 @@ class ServerRestart:
             return text
 
     async def resume(self, action: Action) -> RestartOutcome:
-        """Finishes or undoes the restart of this action, which a killed legroom left unfinished."""
+        """Finishes or undoes the restart of a journalled action that a killed legroom left unfinished."""
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:

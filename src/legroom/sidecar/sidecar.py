@@ -72,7 +72,7 @@ class Sidecar:
         self._session: Any = None
 
     async def run(self, source: Source) -> None:
-        """Watches until `stop` is called."""
+        """Watches the servers of `source` until `stop` is called."""
         self._session = open_session()
         runner = await self._start_http()
         for name in {*self._groups.values(), "default"}:
@@ -145,7 +145,7 @@ class Sidecar:
             self._has_taken_over = True
 
     def _expected_servers(self) -> frozenset[str]:
-        """Servers with an open incident of an earlier sidecar that no source has listed yet."""
+        """Servers with an incident of an earlier sidecar, still open, that no source has listed yet."""
         troubled = frozenset(incident.server for incident in self._keeper.all())
         return troubled - self._watchers.keys() - self._servers.keys()
 
@@ -218,13 +218,13 @@ class Sidecar:
         self._next_forecast_s.pop(server, None)
         self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
-    def _close_incident(self, incident: OpenIncident, how: str = OVER) -> None:
-        """Ends the incident's drains and reports its end; `how`: `over`, or why it is no longer watched."""
+    def _close_incident(self, incident: OpenIncident, outcome_text: str = OVER) -> None:
+        """Ends the incident's drains and reports its end; `outcome_text`: `over`, or why it is watched no more."""
         self._actor.end_drain_of(incident)
-        self._reporter.report_closed(incident, how)
+        self._reporter.report_closed(incident, outcome_text)
 
     def _update_metrics(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
-        """Counts the scrape and, at intervals, sets when the KV pool will be full (infinity: no forecast)."""
+        """Counts the scrape and, at intervals, sets the gauge of seconds until the KV pool is full (or infinity)."""
         self._metrics.count_scrape(result, group, not (_is_critical(watcher) or result.server in self._under_way))
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
@@ -233,7 +233,7 @@ class Sidecar:
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
-        """(number of servers of the group, number of them that are critical, being restarted or never scraped)."""
+        """(Servers in the group, those of them that are critical, being restarted or never scraped)."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
         unhealthy = [it for it in watched if _is_critical(it) or it.window.server in self._under_way]
@@ -283,7 +283,7 @@ class Sidecar:
         return self._metrics.page_and_type(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
-        """The /healthz document: `ok` while scrapes come in, `acting` the actions that are allowed and possible now."""
+        """The /healthz document: `ok` while scrapes come in; `acting`: actions allowed and possible now."""
         can_act = self._has_taken_over and self._journal.buffer.problem is None
         quiet_s = time.monotonic() - self._last_scrape_s
         return {
@@ -297,7 +297,7 @@ class Sidecar:
         }
 
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
-        """Incidents of the journal, or the open ones while it cannot be read."""
+        """Incidents of the journal from `since_s` on; the open ones while the journal cannot be read."""
         try:
             listed = await self._journal.call(lambda journal: journal.incidents(since_s, limit=limit))
         except JournalUnavailable:
@@ -305,23 +305,23 @@ class Sidecar:
             return [{"server": incident.server, "title": incident.title, **incident.detail()} for incident in lasting]
         return [incident.to_json() for incident in listed]
 
-    async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Stops notifications about an incident and notes it in the journal; LegroomError where there is none."""
+    async def acknowledge(self, incident_id: int, person: str) -> None:
+        """Ends notifications about an incident and notes who asked (`person`) in the journal; or LegroomError."""
         acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
         for incident in self._keeper.all():
             if incident.key == acknowledged.key:
                 incident.acknowledged = True
-        text, detail = f"acknowledged by {by}", {"acknowledged": True}
+        text, detail = f"acknowledged by {person}", {"acknowledged": True}
         await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
-    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """Starts the action that a person asks for: `accepted`, `reason`, and `again_in_s`, when a refusal ends."""
+    async def act_on_request(self, action: str, server: str, undo_action_id: int | None) -> dict[str, Any]:
+        """Starts a requested action: `accepted`, `reason` and, for a refusal, `again_in_s` (seconds until it ends)."""
         if not self._has_taken_over:
             raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
-        decision = await self._actor.act_on_request(action, server, undo, servers, unhealthy)
+        decision = await self._actor.act_on_request(action, server, undo_action_id, servers, unhealthy)
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
 
 
@@ -341,6 +341,7 @@ def run_sidecar(config: SidecarConfig) -> int:
 
 
 async def _run_until_signal(config: SidecarConfig) -> None:
+    """Runs a Sidecar on all configured sources until SIGTERM or SIGINT."""
     sidecar = Sidecar(config, _to_stderr)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, sidecar.stop)
@@ -351,7 +352,7 @@ async def _run_until_signal(config: SidecarConfig) -> None:
 
 
 def _sources_text(config: SidecarConfig) -> str:
-    """The number of servers named and the discovery used, in words."""
+    """In words, the number of configured servers and the discovery in use."""
     discovery = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
     listed = [f"what {name} lists" for name, source_name in discovery if source_name is not None]
     named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []

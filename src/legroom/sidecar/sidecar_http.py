@@ -31,9 +31,9 @@ class ServedSidecar(Protocol):
     def metrics_and_content_type(self) -> tuple[bytes, str]: ...
     def health(self) -> dict[str, Any]: ...
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]: ...
-    async def acknowledge(self, incident_id: int, by: str) -> None: ...
-    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """Starts `restart`, or the `undo` of an action's id, on a server: `accepted`, `reason` and `again_in_s`."""
+    async def acknowledge(self, incident_id: int, person: str) -> None: ...
+    async def act_on_request(self, action: str, server: str, undo_action_id: int | None) -> dict[str, Any]:
+        """Starts `restart`, or `undo` of action `undo_action_id`, on a server: `accepted`, `reason`, `again_in_s`."""
 
 
 def make_app(served: ServedSidecar) -> web.Application:
@@ -54,7 +54,7 @@ def make_app(served: ServedSidecar) -> web.Application:
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
-        """Acknowledges the `incident` in the body, by `by`."""
+        """Acknowledges the incident whose id is `incident` in the JSON body, for the person `by`."""
         body = await _json_body(request)
         number = _row_id(body.get("incident"))
         if number is None:
@@ -73,7 +73,7 @@ def make_app(served: ServedSidecar) -> web.Application:
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
-        """The handler's answer; an error where the Host is another machine's or a token is needed, or it fails."""
+        """Middleware: the handler's response; an error for another machine's Host, a wrong token, or an exception."""
         if not served.any_host and not is_loopback_host(host_name(", ".join(request.headers.getall("Host", ())))):
             # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
             return web.json_response({"error": "this address is not one of this machine's own"}, status=421)
@@ -95,7 +95,7 @@ def make_app(served: ServedSidecar) -> web.Application:
 
 
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
-    """The 401 response to a wrong bearer token, 403 where none is set; None where it is right."""
+    """A 401 response for a wrong bearer token, 403 if no token is configured; None where it is right."""
     from aiohttp import web
 
     if token is None:
@@ -120,12 +120,12 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
 
 
 def _row_id(given: Any) -> int | None:
-    """A valid SQLite row id, else None."""
+    """The value if it can be a SQLite row id, else None."""
     return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
 
 
 def _number_of_query(text: str | None, name: str) -> float | None:
-    """A query parameter as a number from 0 on; None where it is not given, LegroomError where it is wrong."""
+    """A query parameter as a number of at least 0; None where it is not given, LegroomError where wrong."""
     if text is None:
         return None
     try:
@@ -177,13 +177,13 @@ class SidecarMetrics:
             self.kv_use.labels(result.server, group).set(result.kv_use)
 
     def remove_server(self, server: str, group: str) -> None:
-        """Removes the server's own gauges (up, healthy, KV use, forecast), which would keep their last values."""
+        """Removes the server's gauges (up, healthy, KV use, forecast), which would keep their last values."""
         for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
             with contextlib.suppress(KeyError):
                 gauge.remove(server, group)
 
     def page_and_type(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
-        """(all series in Prometheus' text format, its content type); incidents and journal are those of now."""
+        """(Metrics page in Prometheus' text format, content type), with gauges of the given incidents and journal."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()

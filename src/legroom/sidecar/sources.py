@@ -31,10 +31,10 @@ class _Discovery:
         self._sources, self._removed, self.expected = sources, removed, expected
         self._not_listed_by: dict[str, set[str]] = {}
 
-    def report_removed(self, source: str, listed: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        """Reports servers that this source lists no longer, and expected ones that none lists; returns `listed`."""
+    def report_removed(self, source: str, listed: frozenset[str], previously_listed: frozenset[str]) -> frozenset[str]:
+        """Reports servers that `source` no longer lists, and expected ones that no source lists; returns `listed`."""
         expected = self.expected()
-        for server in sorted((before | expected) - listed):
+        for server in sorted((previously_listed | expected) - listed):
             sources = self._not_listed_by.setdefault(server, set())
             sources.add(source)
             if server not in expected or len(sources) == self._sources:
@@ -48,6 +48,7 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
     prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
 
     async def run_all(take: OnScrape, removed: OnRemoved, expected: ExpectedServers) -> None:
+        """Scrapes the servers, Prometheus and pods at the same time, until one of them fails or is cancelled."""
         discovery = _Discovery((prometheus is not None) + (config.kubernetes is not None), removed, expected)
         try:
             async with asyncio.TaskGroup() as group:
@@ -78,7 +79,7 @@ def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
 async def _poll_prometheus(
     source: PrometheusSource, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
-    """Polls at the interval until cancelled, passing results on and reporting removed servers."""
+    """Polls at `interval_s` until cancelled; passes results to `take` and reports removed servers."""
     last_problem, listed = "", frozenset[str]()
     async with open_session() as session:
         while True:
@@ -97,7 +98,7 @@ async def _poll_prometheus(
 async def _scrape_pods(
     config: KubernetesConfig, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
-    """Discovers pods by label and scrapes them until cancelled; while discovery fails, the known ones."""
+    """Discovers pods by label and scrapes them until cancelled; the known ones while discovery fails."""
     api, last_problem, listed = pods_api(config.context), "", frozenset[str]()
     endpoints: dict[str, Endpoint] = {}
     while True:
@@ -116,8 +117,8 @@ async def _scrape_pods(
             await asyncio.sleep(min(_DISCOVERY_INTERVAL_S, interval_s))
 
 
-def _log_change(before: str, now: str, log: Log) -> str:
-    """Logs a problem when it begins and when it ends; returns `now`."""
-    if now != before:
-        log(now or "it answers again")
-    return now
+def _log_change(old_problem: str, new_problem: str, log: Log) -> str:
+    """Logs a problem when it begins (texts differ) and when it ends (empty); returns `new_problem`."""
+    if new_problem != old_problem:
+        log(new_problem or "it answers again")
+    return new_problem

@@ -137,10 +137,10 @@ def read_config(path: Path) -> SidecarConfig:
         )
 
 
-def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
-    """A configuration without a file: one group, `notify` and `act` allowed, `others` its further fields."""
+def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **fields: Any) -> SidecarConfig:
+    """A configuration without a file: one group that may `notify` and do what `act` names; `fields`: further ones."""
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
-    return with_more_actions(SidecarConfig(tuple(servers.values()), **others), act)
+    return with_more_actions(SidecarConfig(tuple(servers.values()), **fields), act)
 
 
 def with_more_actions(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
@@ -162,7 +162,7 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
 
 
 def _server_config(table: TomlTable) -> ServerConfig:
-    """A `[[servers]]` table as a server; raises ConfigError for wrong or unknown keys."""
+    """The server of a `[[servers]]` table; ConfigError for wrong or unknown keys."""
     try:
         url, token, verify_tls = table.require("url", str), table.secret("token"), table.get("verify_tls", bool, True)
         place = endpoint(url, token, verify_tls=verify_tls, ca_file=_ca_file(table))
@@ -190,7 +190,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """Kind of finding -> flag change, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; or ConfigError."""
+    """Detector kind -> flags, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; or ConfigError."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:
@@ -208,7 +208,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """Name -> group with its own actions and limits, else these; ConfigError for a group without a server."""
+    """Group name -> settings, by default `act` and `limits`; ConfigError for a group without a server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
@@ -221,24 +221,24 @@ def _group_configs(
     return groups
 
 
-def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
-    """The limits in the table, and those of `given` for keys that it leaves out."""
+def _action_limits(table: TomlTable | None, defaults: ActionLimits) -> ActionLimits:
+    """The limits in the table; keys that it leaves out are those of `defaults`."""
     if table is None:
-        return given
+        return defaults
     with table:
         return ActionLimits(
-            per_hour=table.integer("per_hour", given.per_hour, most=3600),
-            per_day=table.integer("per_day", given.per_day, most=86400),
-            first_pause_s=table.number("first_pause_s", given.first_pause_s),
-            longest_pause_s=table.number("longest_pause_s", given.longest_pause_s),
-            drain_deadline_s=table.number("drain_deadline_s", given.drain_deadline_s),
-            restart_deadline_s=table.number("restart_deadline_s", given.restart_deadline_s, least=1.0),
-            most_replicas=table.integer("most_replicas", given.most_replicas, least=1),
+            per_hour=table.integer("per_hour", defaults.per_hour, most=3600),
+            per_day=table.integer("per_day", defaults.per_day, most=86400),
+            first_pause_s=table.number("first_pause_s", defaults.first_pause_s),
+            longest_pause_s=table.number("longest_pause_s", defaults.longest_pause_s),
+            drain_deadline_s=table.number("drain_deadline_s", defaults.drain_deadline_s),
+            restart_deadline_s=table.number("restart_deadline_s", defaults.restart_deadline_s, least=1.0),
+            most_replicas=table.integer("most_replicas", defaults.most_replicas, least=1),
         )
 
 
 def thresholds_of(table: TomlTable | None) -> Thresholds:
-    """The default thresholds with those of a table; ConfigError for an unknown name or a wrong value."""
+    """The default thresholds, changed by the table's; ConfigError for an unknown name or a wrong value."""
     if table is None:
         return DEFAULT
     levels: dict[str, Any] = {}
@@ -290,7 +290,7 @@ def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
 
 
 def _ca_file(table: TomlTable) -> str | None:
-    """The path of the PEM file; None where none is given, ConfigError where it holds no certificate."""
+    """The path of a PEM file; None where none is given, ConfigError where it holds no certificate."""
     path = table.path("ca_file")
     if path is None:
         return None
@@ -339,7 +339,7 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
-    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's, None without token."""
+    """The drain of `drain = { by = "guard" }`; by default the platform's own, else the guard's; None without token."""
     if table is None:
         if isinstance(platform, _DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)

@@ -127,7 +127,7 @@ class WatchSession:
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
-        """Planned and reported figures of the server's last sample; () without a plan or sample."""
+        """Planned against reported figures in the server's last sample; () without a plan or sample."""
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()
@@ -190,7 +190,7 @@ class WatchSession:
             self._recorder.close()
 
     def _journal_opened(self, incident: OpenIncident, watcher: Watcher, journal: Journal) -> int | None:
-        """Journals a new incident and its remedies; its id, None where another process has journalled it."""
+        """Journals a new incident and its remedies; returns its id, None if another live process has journalled it."""
         finding = incident.finding
         assert finding is not None  # it was just found
         for earlier in journal.incidents(server=incident.server, open_only=True):
@@ -224,7 +224,7 @@ class WatchSession:
             self._try_journal(lambda journal: journal.add_samples(samples))
 
     def _try_journal(self, call: Callable[[Journal], int | None]) -> int | None:
-        """The result of `call` on the journal; None without a journal or where it fails, which stops nothing."""
+        """The result of `call` on the journal; None without a journal or where it fails, which is only logged."""
         if self._journal is None:
             return None
         try:
@@ -236,7 +236,7 @@ class WatchSession:
 
 
 def _has_live_owner(incident: Incident) -> bool:
-    """Whether the sidecar or `watch` process that opened the incident may still live, and so will close it."""
+    """Whether the process that opened the incident (sidecar or `watch`) may still live, and so will close it."""
     if incident.detail.get("by") != "watch":
         return True
     try:
@@ -249,7 +249,7 @@ def _has_live_owner(incident: Incident) -> bool:
 
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Scrapes each server a few times, `gap_s` apart, then adds what the last scrape alone shows."""
+    """Scrapes each server a few times, `gap_s` seconds apart, then adds what the last scrape alone shows."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -262,7 +262,7 @@ def check_once(config: SidecarConfig, session: WatchSession, gap_s: float) -> No
 
 
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Feeds the session a few scrapes of every server, `gap_s` apart, from the servers, Prometheus or Kubernetes."""
+    """Feeds the session a few scrapes of all servers, `gap_s` seconds apart, from any of the sources."""
     if config.prometheus is not None:
         await _poll_last_scrapes(config.prometheus, session, gap_s)
     endpoints = [server.endpoint for server in config.servers]
@@ -286,7 +286,7 @@ async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float
 
 
 async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
-    """Asks Prometheus for every server's last scrapes, of one with only one again every `gap_s` for up to 65 s."""
+    """Feeds the session every server's last scrapes in Prometheus; waits up to 65 s for a second one."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 
@@ -308,7 +308,7 @@ async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, ga
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
-    """Scrape for ever and pass each server's view to `show` after every scrape."""
+    """Scrapes until cancelled and passes each server's view to `show` after every scrape."""
     from legroom.sidecar.sources import combined_source  # slow to import
 
     source = combined_source(config, session.log)
@@ -316,7 +316,7 @@ async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[S
 
 
 def replayed_views(path: Path, session: WatchSession) -> Iterator[ServerView]:
-    """Views of a recording, at full speed."""
+    """The server's view after each scrape of a recording, without waiting between them."""
     from legroom.live.metrics.scrape_recording import replay
 
     for result in replay(path):
@@ -329,6 +329,7 @@ def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[Serv
     stop = threading.Event()
 
     async def scrape_until_stopped() -> None:
+        """Runs `stream` until the caller closes the iterator."""
         task = asyncio.create_task(stream(config, session, seen.put))
         while not stop.is_set() and not task.done():
             await asyncio.wait([task], timeout=0.05)

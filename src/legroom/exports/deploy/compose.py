@@ -52,7 +52,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     # Secrets come from the caller's environment, and a missing API key stops `up`.
     environment: dict[str, Any] = {
         line.name: Commented(f"{line.why}.", literal(line.value))
-        for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
+        for line in containers.container_env(server, sees_all_gpus=bool(containers.device_files(server)))
     }
     for name in server.secrets:
         required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None

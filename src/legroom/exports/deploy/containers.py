@@ -42,7 +42,7 @@ _BUILT_IMAGE = "vllm-legroom"
 
 
 def container_server(request: ExportRequest) -> ExportedServer:
-    """The server of a request; LegroomError where a container cannot be reached or cannot mount a path."""
+    """The server to export as a container; LegroomError where it is not reachable or a path cannot be mounted."""
     server = requested_server(request)
     check_reachable(server.words)
     check_paths(server)
@@ -85,7 +85,7 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
 
 
 def with_dockerfile_before(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
-    """The file, after the Dockerfile of its image where the image needs legroom."""
+    """The file, preceded by its image's Dockerfile where the image needs legroom."""
     return (dockerfile(server), file) if needs_legroom(server) else (file,)
 
 
@@ -100,9 +100,9 @@ def device_files(server: ExportedServer) -> tuple[str, ...]:
     return _DEVICE_FILES.get(vendor(server), ())
 
 
-def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvVariable, ...]:
-    """The environment without cache folders; it keeps the choice of GPUs only if the container sees `all_cards`."""
-    left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
+def container_env(server: ExportedServer, *, sees_all_gpus: bool = False) -> tuple[EnvVariable, ...]:
+    """The environment without cache folders, and without CUDA_VISIBLE_DEVICES and the like unless `sees_all_gpus`."""
+    left_out = _CACHES if sees_all_gpus else (*_CACHES, *_PICK_DEVICES)
     return tuple(line for line in server.env if line.name not in left_out)
 
 
@@ -147,5 +147,5 @@ def cache_gib(server: ExportedServer) -> int:
 
 
 def published_port(server: ExportedServer) -> str:
-    """The port as docker publishes it; on loopback where requests need no key."""
+    """The port for docker's `--publish`, with 127.0.0.1 where requests need no API key."""
     return f"{'' if server.requires_key else '127.0.0.1:'}{server.port}:{server.port}"

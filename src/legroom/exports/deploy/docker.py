@@ -76,7 +76,7 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     if on_host := containers.bind_mounts(server):
         yield from comment_lines("What the command names on this machine, at the same paths.")
         yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
-    for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
+    for line in containers.container_env(server, sees_all_gpus=bool(containers.device_files(server))):
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"--env {shlex.quote(f'{line.name}={line.value}')}"
     for name in server.secrets:

@@ -29,8 +29,8 @@ class EnvVariable:
 def server_environment(
     plan: PlanDocument, words: ServeCommand, given: Mapping[str, str], times: StartTimes
 ) -> tuple[tuple[EnvVariable, ...], tuple[str, ...]]:
-    """(The given variables, the engine start timeout and the allocator setting, with reasons; comments
-    about variables and allocator settings that are left out)."""
+    """(The variables, with reasons: the given ones, engine start timeout and allocator setting; comments on those of
+    them that are left out)."""
     own, broken, lines = [name for name in given if name in _OF_ONE_MACHINE], _why_broken(plan, words), []
     remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
     for name, value in given.items():
@@ -60,7 +60,7 @@ def server_environment(
 
 
 def _allocator_objection(plan: PlanDocument) -> str:
-    """Why expandable segments would not help, as a sentence; empty where they do."""
+    """A sentence on why expandable segments would not help this plan; empty where they would."""
     if not plan.gpu.name.startswith("NVIDIA"):
         return "expandable segments are known to work on NVIDIA cards only"
     spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
@@ -71,7 +71,7 @@ def _allocator_objection(plan: PlanDocument) -> str:
 
 
 def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
-    """Why expandable segments break this server (all-reduce, sleep mode, KV connector); empty where they do not."""
+    """Why expandable segments break this server (all-reduce, sleep mode, KV connector); empty if they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     if ranks > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {ranks} ranks cannot share memory of expandable segments"

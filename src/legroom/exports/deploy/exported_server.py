@@ -120,7 +120,7 @@ class ExportedServer:
 
 
 def commented_words(phrases: Iterable[Phrase], convert: Callable[[str], str]) -> Iterator[Any]:
-    """Each flag's words, converted; the first of each is a `Commented` with the flag's reason."""
+    """Each flag's words after `convert`; the first is a `Commented` with the reason for the flag."""
     for phrase in phrases:
         first, *values = map(convert, phrase.words)
         yield Commented(phrase.why, first)
@@ -128,7 +128,7 @@ def commented_words(phrases: Iterable[Phrase], convert: Callable[[str], str]) ->
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
-    """The request's planned server; of a plan file without a key it has a remark that there may be one."""
+    """The planned server of an export; for a plan file without an API key it remarks that there may be one."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
@@ -225,7 +225,7 @@ def gpus_per_engine(args: Mapping[str, Any]) -> int:
 
 
 def _remarks(gpus: int, words: ServeCommand) -> Iterator[str]:
-    """Remarks where one machine needs more than 8 GPUs, and on flags whose secret was replaced by a placeholder."""
+    """Remarks where one machine needs more than 8 GPUs, and on secrets that a placeholder replaced in the flags."""
     if gpus > 8:
         yield (
             f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of "
@@ -250,14 +250,14 @@ def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
 
 
 def host_needs_of(
-    words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
+    words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, env: Mapping[str, str]
 ) -> HostNeeds:
-    """CPU cores and bytes of host memory that a server of `engines` on `gpus` in all needs; `given`: its variables."""
+    """CPU cores and bytes of host memory for a server of `engines` on `gpus` in total; `env`: variables of the user."""
     args = parse_flags(words.words(), plan.release).args
     shares = plan.host.shares if plan.host else ()
     offloaded = sum(int(share["bytes"]) for share in shares if share["what"].startswith("offloaded weights"))
     settings = HostSettings(
-        args=replace(args, env={**args.env, **given}),
+        args=replace(args, env={**args.env, **env}),
         release=plan.release,
         gpus=gpus,
         engines=engines,
@@ -281,7 +281,7 @@ def _with_memory_flags(words: ServeCommand, plan: PlanDocument) -> ServeCommand:
 
 
 def _with_shutdown_timeout(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
-    """The command with --shutdown-timeout where the release has it (0.18.0 on), and the drain time in seconds."""
+    """(Command, with --shutdown-timeout added where the release has it, 0.18.0 on; drain time in seconds)."""
     flag = "--shutdown-timeout"
     if (given_s := words.count(flag)) is not None:
         return words, given_s

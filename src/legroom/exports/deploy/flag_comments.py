@@ -23,7 +23,7 @@ def flag_comment(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def plan_headline(plan: PlanDocument) -> tuple[str, ...]:
-    """The comment at the top of a file: the plan, and that legroom wrote it."""
+    """The comment lines at the top of a file: the plan's main figures, and that legroom wrote the file."""
     gpu, layout, kv = plan.gpu, plan.layout, plan.kv
     each = "the card" if gpu.count == 1 else "each card"
     lines = [

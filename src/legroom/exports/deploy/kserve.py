@@ -86,9 +86,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
-def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
-    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
+def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
+    """The pod spec for the LLMInferenceService's `template` or `worker`; KServe merges its container with its own."""
+    left_out = _BY_KSERVE | (_IN_PARALLELISM if spread.nodes > 1 else frozenset())
     flags = (phrase for phrase in server.phrases if phrase.flag not in left_out)
     main: dict[str, Any] = {
         "name": "main",

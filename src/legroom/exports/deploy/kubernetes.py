@@ -27,7 +27,7 @@ _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalP
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
-    """Parsed options of a server over `nodes`; `keeps_volumes`: a pod's volume outlives it. LegroomError if wrong."""
+    """Parsed options of a server on `nodes` nodes; `keeps_volumes`: those of its pods stay. LegroomError if wrong."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -111,24 +111,24 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterS
     return server, settings, over
 
 
-def manifests(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
-    """Claim (if needed), workload (Deployment, LeaderWorkerSet, RayCluster), Service, optional ones, in order."""
+def manifests(server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread) -> list[dict[str, Any]]:
+    """In order: cache claim (if needed), Deployment, LeaderWorkerSet or RayCluster, Service, optional objects."""
     claim = []
     if not server.local_model and not settings.own_volumes:
         spec = pod.claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")
         about = pod.metadata(server, settings, f"{server.name}-cache")
         claim.append(manifest("v1", "PersistentVolumeClaim", about, spec))
-    if over.ray:
-        running = pod_groups.ray_cluster(server, settings, over)
-    elif over.nodes > 1:
-        running = pod_groups.leader_worker_set(server, settings, over)
+    if spread.ray:
+        running = pod_groups.ray_cluster(server, settings, spread)
+    elif spread.nodes > 1:
+        running = pod_groups.leader_worker_set(server, settings, spread)
     else:
         running = _deployment(server, settings)
-    return [*claim, running, service(server, settings, over), *_optional_objects(server, settings, over)]
+    return [*claim, running, service(server, settings, spread), *_optional_objects(server, settings, spread)]
 
 
 def _optional_objects(
-    server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread
+    server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread
 ) -> Iterator[dict[str, Any]]:
     """ConfigMap of the sidecar, disruption budget, autoscaler and NetworkPolicy, each only if asked for."""
     if server.options.sidecar:
@@ -140,27 +140,27 @@ def _optional_objects(
         yield manifest("policy/v1", "PodDisruptionBudget", pod.metadata(server, settings), budget)
     if settings.scaler:
         target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
-        if over.nodes > 1:
+        if spread.nodes > 1:
             about = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
             target = {**about, "name": pod_groups.group_name(server)}
         scaled = _hpa if settings.scaler == "hpa" else _keda_scaled_object
         yield scaled(server, settings, server_scaling_policy(server, settings), target)
     if settings.network_policy:
-        yield network_policy(server, settings, over)
+        yield network_policy(server, settings, spread)
 
 
-def _head_remarks(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> Iterator[str]:
-    """Head comments: what the cluster must offer for several nodes, a shared cache or autoscaling."""
-    if over.nodes > 1:
-        what = "KubeRay" if over.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
-        yield f"{over.nodes_sentence} It needs {what} in the cluster."
+def _head_remarks(server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread) -> Iterator[str]:
+    """Head comments on what the cluster must offer for several nodes, a shared cache or autoscaling."""
+    if spread.nodes > 1:
+        what = "KubeRay" if spread.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
+        yield f"{spread.nodes_sentence} It needs {what} in the cluster."
         without = "without one, NCCL sends over TCP between the nodes"
         yield f"No RDMA device is asked for, because each network names its own (rdma/...): {without}."
-    if over.ray:
+    if spread.ray:
         if server.release.at_least(pod_groups.NO_RAY_SINCE) and server.options.image is None:
             built = "build one with `pip install 'ray[cgraph]'` and name it with --image"
             yield f"vLLM's own image has no Ray from {pod_groups.NO_RAY_SINCE} on: {built}."
-    elif over.nodes > 1:
+    elif spread.nodes > 1:
         yield from pod_groups.leader_worker_set_remarks(server, settings)
     if settings.cache == "shared":
         yield "Its cache is one volume for all pods: the storage class must offer ReadWriteMany."
@@ -195,10 +195,10 @@ def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[s
     return manifest("apps/v1", "Deployment", pod.metadata(server, settings), spec)
 
 
-def service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The Service of the pods that take requests: of a group over nodes, usually the first pod alone."""
+def service(server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
+    """The Service of the pods that take requests; for a server over several nodes usually the first pod alone."""
     chosen = pod.pod_selector(server)
-    if over.nodes > 1 and not over.answers_everywhere:
+    if spread.nodes > 1 and not spread.answers_everywhere:
         chosen |= pod_groups.LEADER
     ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
     return manifest("v1", "Service", pod.metadata(server, settings), {"selector": chosen, "ports": ports})
@@ -208,7 +208,7 @@ CLIENT = {"legroom.dev/vllm-client": "true"}
 """The label of client pods."""
 
 
-def network_policy(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def network_policy(server: ExportedServer, settings: pod.ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
     """The NetworkPolicy: ingress from labelled clients, from Prometheus and among the pods of a group."""
     ports = [{"port": "http"}]
     scraped = [*ports, {"port": pod.WATCH_PORT_NAME}] if server.options.sidecar else ports
@@ -221,7 +221,7 @@ def network_policy(server: ExportedServer, settings: pod.ClusterSettings, over: 
         Commented(why, {"from": clients, "ports": ports}),
         Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": scraped}),
     ]
-    if over.nodes > 1:
+    if spread.nodes > 1:
         own = {"from": [{"podSelector": {"matchLabels": pod.pod_selector(server)}}]}
         rules.append(Commented("Ranks open ports of their own choice to each other.", own))
     spec = {"podSelector": {"matchLabels": pod.pod_selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
@@ -233,7 +233,7 @@ _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 
 
 def server_scaling_policy(server: ExportedServer, settings: pod.ClusterSettings) -> ScalingPolicy:
-    """The scaling policy from the planned concurrency and start time, with the download where pods repeat it."""
+    """The scaling policy from planned concurrency and start time, with the download if each pod repeats it."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
@@ -305,7 +305,7 @@ def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
 
 
 def prometheus_adapter_values(server: ExportedServer, settings: pod.ClusterSettings) -> dict[str, Any]:
-    """Helm values of prometheus-adapter that make the two metrics of the HorizontalPodAutoscaler."""
+    """Helm values of prometheus-adapter that define the two metrics of the HorizontalPodAutoscaler."""
     # A label has no slash, which a model's name often has, so `model_name` becomes the server's name.
     series = f'{{__name__=~"^vllm:.*",model_name="{server.served_name}"}}'
     queries = dict(zip((_WAITING_NAME, _KV_NAME), scaling_queries(server, settings), strict=True))

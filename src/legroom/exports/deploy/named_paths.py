@@ -70,7 +70,7 @@ class NamedPath:
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
-    """Raise LegroomError for relative paths in flags, and for paths with a colon where they are `mounted`."""
+    """Raise LegroomError for relative paths in flags and, if paths are `mounted`, for those with a colon."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _flags_that_may_hold_paths(server):
@@ -85,7 +85,7 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
 
 
 def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
-    """Paths of flags that a container must mount: existing ones and --download-dir, without the model's."""
+    """Paths in flags that a container must mount: existing ones and --download-dir, without the model's folder."""
     by_path: dict[str, NamedPath] = {}
     for phrase in _flags_that_may_hold_paths(server):
         for path in _absolute_paths(phrase, server):
@@ -127,7 +127,7 @@ def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
 
 
 def _possible_paths(phrase: Phrase) -> Iterator[str]:
-    """Texts in a flag's value that may be paths: `/a`, `x=/a`, or strings inside JSON."""
+    """Texts in a flag's value that may be paths: `/a`, the `/b` of `x=/b`, or strings inside JSON."""
     for value in phrase.values:
         if value.startswith(("{{", "{%")) or "\n" in value:
             continue  # a template, written out
@@ -185,7 +185,7 @@ class PodFiles:
 
 
 def pod_files(server: ExportedServer, namespace: str | None = None) -> PodFiles:
-    """The parts of a pod for the paths of flags: small files by ConfigMap and Secret, others from the node."""
+    """A pod's mounts and volumes for paths in flags: small files by ConfigMap and Secret, others from the node."""
     where = f" --namespace {namespace}" if namespace else ""
     paths, files = named_paths(server), PodFiles([], [], [], [])
     small = [path for path in paths if not path.folder and Path(path.path).stat().st_size <= _MOST_BYTES]

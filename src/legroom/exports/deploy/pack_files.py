@@ -23,7 +23,7 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 
 
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
-    """The files that run a pack in this format (compose, systemd, llama-swap); with shifts, a script for each."""
+    """The files that start a pack in this format (compose, systemd, llama-swap); with shifts, one script per shift."""
     named = ((packed.plan, ServerOptions(name=_PREFIX + packed.name)) for packed in result.packed)
     servers = tuple(planned_server(plan_document(plan), options) for plan, options in named)
     return _FORMATS[format_name](result, servers)
@@ -44,7 +44,7 @@ def _head_comments(result: PackResult) -> Iterator[str]:
 
 
 def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
-    """The servers of the first shift, which start one after another; all of them without shifts."""
+    """The servers awake in the first shift; all of them where the pack has no shifts."""
     shifts = result.request.shifts
     return [server for server in servers if not shifts or _pack_name(server) in shifts[0].awake]
 
@@ -55,7 +55,7 @@ def _pack_name(server: ExportedServer) -> str:
 
 
 def _compose_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """compose.yaml, which starts the first shift's servers one by one, and a script for each shift, which starts it."""
+    """compose.yaml, which starts the first shift's servers one after another, and a start script for each shift."""
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     before: ExportedServer | None = None
@@ -122,7 +122,7 @@ def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, group) of servers of every shift, then of each shift's servers not yet in one; no shifts: of all."""
+    """(Name, llama-swap group): servers awake in all shifts, then each shift's others; without shifts, one of all."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:
@@ -142,7 +142,7 @@ def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]
 def _shift_scripts(
     result: PackResult, servers: Sequence[ExportedServer], start: Callable[[str], str]
 ) -> tuple[ExportedFile, ...]:
-    """A script for each shift; `start` makes the shell line that starts the server of a name."""
+    """A script for each shift; `start(name)` is the shell line that starts the server of that name."""
     level = result.request.servers[0].sleep_level
     return tuple(
         ExportedFile(f"shift-{shift.name}.sh", _shift_script(shift, servers, level, start), executable=True)
@@ -151,7 +151,7 @@ def _shift_scripts(
 
 
 def _shift_script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
-    """The text of a shift's script: puts other servers to sleep (`level`), then starts or wakes its own."""
+    """A shift's shell script: puts other servers to sleep at vLLM's `level`, then starts or wakes its own."""
     awake = [server for server in servers if _pack_name(server) in shift.awake]
     names = ", ".join(map(_pack_name, awake))
     lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {names}.", f"# {WRITTEN}", "set -eu"]
@@ -166,7 +166,7 @@ def _shift_script(shift: Shift, servers: Sequence[ExportedServer], level: int, s
 
 
 def _curl(server: ExportedServer, path: str, method: str = "GET") -> str:
-    """A shell line that requests a path of the server."""
+    """A shell line that requests a path of the server with curl."""
     # Weights are copied while it answers: no limit as short as a probe's.
     return f"curl -fsS -m 600 -o /dev/null -X {method} {shlex.quote(server.address.url + path)}"
 

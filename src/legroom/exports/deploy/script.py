@@ -53,7 +53,7 @@ def _export_lines(server: ExportedServer) -> Iterator[str]:
 
 
 def required_variable_line(name: str) -> Iterator[str]:
-    """For VLLM_API_KEY, a line that ends the script where it is not set; nothing for other names."""
+    """For VLLM_API_KEY, a bash line that fails where the variable is not set; nothing for other names."""
     if name == API_KEY_NAME:
         yield f': "${{{name}:?{WITHOUT_API_KEY}}}"'
 

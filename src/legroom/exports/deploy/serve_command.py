@@ -32,7 +32,7 @@ class Phrase:
 
     @property
     def value(self) -> str:
-        """The values as one text, empty for a switch."""
+        """The flag's values as one text; empty for a switch."""
         return " ".join(self.values)
 
 
@@ -46,21 +46,21 @@ class ServeCommand:
     """Variables that replace flags with secrets."""
 
     def get(self, flag: str) -> Phrase | None:
-        """The last occurrence of a flag with its values; None where it is not given."""
+        """The last occurrence of a flag, with its values; None where it is not given."""
         return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
 
     def count(self, flag: str) -> int | None:
-        """The value of a flag as a whole number; None where it has none."""
+        """The value of a flag as a whole number; None where the flag is missing or no number."""
         phrase = self.get(flag)
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
     def with_phrase(self, phrase: Phrase) -> "ServeCommand":
-        """The command with this flag appended; the last of a name counts."""
+        """The command with this flag appended; vLLM uses the last of equal flags."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     @property
     def model_words(self) -> tuple[str, ...]:
-        """The model as an argument of `vllm serve`, or as a flag of the module."""
+        """The model as the positional argument of `vllm serve`, or as --model of the Python module."""
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class ServeCommand:
 
 
 def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
-    """Parse `vllm serve MODEL --flag value ...`; secrets become variables. LegroomError for other commands."""
+    """Parse `vllm serve MODEL --flag value ...`; secrets become variables. LegroomError for any other command."""
     head, rest = _split_program(tuple(words))
     model = ""
     if head[-1] == "serve" and rest and not looks_like_flag(rest[0]):
@@ -89,7 +89,7 @@ def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
 
 
 def _split_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(`vllm serve` or `python -m ...`, the words after it); LegroomError where neither is there."""
+    """(`vllm serve` or `python -m ...`, the words after it); LegroomError for any other program."""
     for i, word in enumerate(words[:8]):
         if word == "serve" and i and basename(words[i - 1]) == "vllm":
             return (words[i - 1], "serve"), words[i + 1 :]
@@ -115,7 +115,7 @@ def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
 
 
 def _canonical_flag(flag: str, table: Mapping[str, Flag]) -> str:
-    """The long name of a short flag (not `-O`), a long one with hyphens; `--config.key` keeps its tail."""
+    """The flag's long name with hyphens, also for a short flag but `-O`; the tail of `--config.key` is kept."""
     if not flag.startswith("--") and flag in table and not flag.startswith("-O"):
         return table[flag].name
     _, dot, path = flag.partition(".")
@@ -149,7 +149,7 @@ class Address:
         return f"{self.scheme}://{f'[{near}]' if ':' in near else near}:{self.port}"
 
     def curl_words(self, path: str, *options: str) -> tuple[str, ...]:
-        """The words of a curl command for a path, without verifying the certificate: it is for the server's name."""
+        """The words of a curl command for a path; certificates are not verified, as `localhost` is not in them."""
         insecure = ("-k",) if self.tls else ()
         through = ("--unix-socket", self.socket) if self.socket else ()
         return ("curl", "-fsS", "-m", "5", *insecure, *through, *options, self.url + path)
@@ -159,7 +159,7 @@ class Address:
         return shlex.join(self.curl_words(path, *options))
 
     def watch_words(self, url: str = "") -> tuple[str, ...]:
-        """The arguments of `legroom watch`; `url` replaces the local one. LegroomError for a Unix socket."""
+        """The arguments of `legroom watch`; `url` replaces the server's local URL. LegroomError for a Unix socket."""
         if self.socket:
             raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")
         return ("watch", "--daemon", *(("--insecure",) if self.tls else ()), url or self.url)

@@ -57,7 +57,7 @@ class StartTimes:
 
     @property
     def limit_s(self) -> int:
-        """The startup limit in seconds: twice the expected time, at least 300, in steps of 30: whole probe periods."""
+        """The startup limit in seconds: twice the expected time, at least 300, rounded up to probe periods of 30 s."""
         return math.ceil(max(SAFETY * self.expected_s, SHORTEST_LIMIT_S) / 30) * 30
 
     @property
@@ -66,7 +66,7 @@ class StartTimes:
         return self.drain_s + TEARDOWN_S
 
     def parts(self) -> str:
-        """The parts of the expected time as text, each with its seconds."""
+        """The parts of the expected start time as text, each with its seconds."""
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:
@@ -78,11 +78,11 @@ class StartTimes:
         return ", ".join(parts)
 
     def sentence(self) -> str:
-        """The parts of the expected time and the limit as a comment."""
+        """A comment with the parts of the expected start time and the startup limit."""
         return f"{self.parts()}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
 
     def short_sentence(self) -> str:
-        """The expected time and the limit as a comment."""
+        """A comment with the expected start time and the startup limit."""
         return f"a first start takes about {self.expected_s:.0f} s, the limit is {self.limit_s} s"
 
 

@@ -53,10 +53,10 @@ class UnitPlace:
     starts_with_target: bool = True
 
 
-def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace | None = None) -> str:
-    """The text of the .service file; `user`: runs it, `folder`: of the vllm program, `place`: target and order."""
+def unit_text(server: ExportedServer, user: str, program_folder: str, place: UnitPlace | None = None) -> str:
+    """The .service file; `user` runs it, `program_folder` holds `vllm`, `place`: its target and order of start."""
     place = place or UnitPlace()
-    sections = [_unit_section(server, place), _service_section(server, user, folder)]
+    sections = [_unit_section(server, place), _service_section(server, user, program_folder)]
     if place.starts_with_target:
         sections.append(iter(("[Install]", f"WantedBy={place.target}")))
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
@@ -78,7 +78,7 @@ def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
     yield f"StartLimitBurst={_BURST}"
 
 
-def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
+def _service_section(server: ExportedServer, user: str, program_folder: str) -> Iterator[str]:
     """The lines of the unit's [Service] section: user, variables, start, stop and restart."""
     yield "[Service]"
     yield "Type=exec"
@@ -98,7 +98,7 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
             yield from comment_lines(f"{API_KEY_NAME} must be there: {WITHOUT_API_KEY}.")
             there = f'test -n "${API_KEY_NAME}"'
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
-    yield f"ExecStart={_exec_start(server, folder)}"
+    yield f"ExecStart={_exec_start(server, program_folder)}"
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
     alive = server.address.curl("/health", "-o", "/dev/null")
     yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
@@ -123,19 +123,19 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
     yield "ProtectSystem=full"
 
 
-def _exec_start(server: ExportedServer, folder: str) -> str:
+def _exec_start(server: ExportedServer, program_folder: str) -> str:
     """The value of ExecStart: the program by absolute path, then one continued line per flag."""
     named = server.words.head[0]
-    program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
+    program = [named if named.startswith("/") else f"{program_folder}/{named}", *server.words.head[1:]]
     phrases = [" ".join(quoted(word) for word in phrase.words) for phrase in server.phrases]
     first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *server.words.model_words]))
     return " \\\n  ".join([first, *phrases])
 
 
-def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
-    """A unit for `legroom watch`, run by `user` from the programs' `folder`, bound to the server's own unit."""
+def watch_unit_text(server: ExportedServer, user: str, program_folder: str) -> str:
+    """A unit for `legroom watch`, in `program_folder`, run by `user` and bound to the server's own unit."""
     unit = f"{server.name}.service"
-    program = quoted(f"{folder}/legroom", expanded=False)
+    program = quoted(f"{program_folder}/legroom", expanded=False)
     command = " ".join([program, *(quoted(word) for word in server.address.watch_words())])
     lines = [
         f"# {WRITTEN}",
@@ -162,7 +162,7 @@ def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word quoted for a unit file; `expanded`: `$` is doubled, as in ExecStart. LegroomError for a line end."""
+    """A word quoted for a unit file; `expanded`: with `$` doubled, as ExecStart needs. LegroomError for a line end."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

@@ -30,7 +30,7 @@ def literal(text: str) -> str:
 
 
 def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
-    """The values as YAML documents, below the comment lines of `head`; `Commented` values keep their comments."""
+    """The documents as YAML below the comment lines of `head`; `Commented` values keep their comments."""
     start = "".join(f"{line}\n" for text in head for line in _comment_lines(text, 0))
     return start + "---\n".join("\n".join(_yaml_lines(document, 0)) + "\n" for document in documents)
 
@@ -47,7 +47,7 @@ def without_comments(value: Any) -> Any:
 
 
 def _comment_lines(text: str, indent: int) -> list[str]:
-    """The text as wrapped lines that start with `# ` at this indent."""
+    """The text as wrapped lines that begin with `indent` spaces and `# `."""
     lead = " " * indent + "# "
     return wrap(text, max(100, indent + 60), lead, lead)
 
@@ -68,7 +68,7 @@ def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
 
 
 def _entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
-    """The lines of a mapping's entry, `lead` being its key with the colon, or of a list's item, whose `lead` is `-`."""
+    """The lines of one entry of a mapping (`lead`: its key and colon) or of a list (`lead`: `-`), with its comment."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         value = value.value
@@ -89,7 +89,7 @@ def _entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
 
 
 def _block_scalar_lines(text: str) -> list[str]:
-    """The lines of a multi-line text that a block scalar represents exactly; none for other texts."""
+    """The text's lines if a YAML block scalar can represent it exactly; none otherwise."""
     lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
     plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
     return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []

@@ -96,7 +96,7 @@ def _data_source() -> Any:
 
 
 def _dashboard_variables(measures: Measures) -> list[Any]:
-    """The data source variable, and label variables that are each filtered by those before."""
+    """The data source variable, then label variables, each filtered by those before it."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
@@ -144,13 +144,13 @@ def _panel_builder(panel: Panel) -> Any:
     return builder
 
 
-def _prometheus_query(expr: str, legend: str, ref: str, kind: str) -> Any:
-    """The SDK's builder for the PromQL `expr` (`ref`: its letter): a range for a time series panel, else instant."""
+def _prometheus_query(expr: str, legend: str, ref_id: str, panel_kind: str) -> Any:
+    """The SDK's builder for a PromQL query `ref_id` (A, B ...): a range for a time series panel, else instant."""
     from grafana_foundation_sdk.builders import prometheus
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-    builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref).datasource(_data_source())
-    if kind == "timeseries":
+    builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref_id).datasource(_data_source())
+    if panel_kind == "timeseries":
         return builder.range()
     builder.instant()
-    return builder.format(PromQueryFormat.TABLE) if kind == "table" else builder
+    return builder.format(PromQueryFormat.TABLE) if panel_kind == "table" else builder

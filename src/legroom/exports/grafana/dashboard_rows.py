@@ -124,12 +124,12 @@ def dashboard_rows(release: Release | None, levels: AlertLevels, plan: PlanDocum
 
 
 def _pool_colors(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
-    """The shares of KV cache use from which a panel is yellow and orange."""
+    """(KV cache use, colour) from which a panel is yellow, then orange."""
     return ((levels.detect.pool_calm_ratio, "yellow"), (levels.detect.pool_full_ratio, "orange"))
 
 
 def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
-    """The colour threshold of a latency target: red from `seconds` on; none for None."""
+    """(Threshold in seconds, `red`) of a latency target; empty for None."""
     return ((seconds, "red"),) if seconds is not None else ()
 
 
@@ -158,7 +158,7 @@ def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 
 
 def _memory_row(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
-    """The reported KV pool; with a plan, also its layout and pool."""
+    """Panels on the KV pool that servers report and, with a plan, on its memory layout and pool beside it."""
     # The settings are the labels of this metric: they are what is shown, not parts to add up.
     reported = Measures(measures.release, INSTANCE, f"by ({_CACHE_LABELS})").value("cache_config", "max")
     about = "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
@@ -179,7 +179,7 @@ def _memory_row(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
 
 
 def _token_panel(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
-    """A panel of the tokens in the KV cache; none for a model without one."""
+    """A panel of the tokens in the KV cache against the planned pool; none for a model without a KV cache."""
     tokens = pool_tokens(plan)
     if not tokens:
         return ()
@@ -192,12 +192,12 @@ def _token_panel(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
 
 
 def pool_tokens(plan: PlanDocument) -> int:
-    """The KV cache tokens of all data-parallel engines of a server."""
+    """The KV cache tokens of all data-parallel engines of the planned server."""
     return plan.kv.tokens * plan.engines
 
 
 def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
-    """Panels on KV cache use and on requests that wait for a full pool."""
+    """Panels on KV cache use, and on requests that wait because the pool is full."""
     use = {SERVER: measures.value("kv_use", "max")}
     about = f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room "
     about += "for one more like those that run: above zero, the pool is what they wait for."
@@ -209,7 +209,7 @@ def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 
 
 def pressure_query(measures: Measures, levels: AlertLevels) -> str:
-    """PromQL of the requests that wait for a full pool, by the condition of the alert."""
+    """PromQL of the number of requests that wait because the pool is full, as the alert counts them."""
     each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
     kv, running = (in_parens(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
     full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"

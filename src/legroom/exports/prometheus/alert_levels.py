@@ -66,9 +66,9 @@ class AlertLevels:
     """Longer than the longest requests: the drain was forgotten."""
     speed_up: float = 1.0
 
-    def time(self, seconds: float) -> str:
-        """A duration of real time in Prometheus' notation, divided by `speed_up`."""
-        return duration(seconds / self.speed_up)
+    def time(self, real_s: float) -> str:
+        """`real_s` seconds divided by `speed_up`, as Prometheus writes durations."""
+        return duration(real_s / self.speed_up)
 
 
 def duration(seconds: float) -> str:
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
-    """Thresholds from the options; with a plan, its start time sets the start limit and the crash window."""
+    """Thresholds from the options; a plan's start time sets the startup limit and the crash window."""
     levels = AlertLevels(
         ttft_p99_s=parse_seconds(options.get("ttft_p99"), "--ttft-p99"),
         inter_token_p99_s=parse_seconds(options.get("inter_token_p99"), "--inter-token-p99"),
@@ -101,7 +101,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
 
 
 def _parsed_speed_up(text: str | None) -> float:
-    """The factor of --speed-up, 1.0 where it is not given; LegroomError outside its range."""
+    """The factor of --speed-up, 1.0 where not given; LegroomError where it is out of range."""
     if text is None:
         return 1.0
     try:

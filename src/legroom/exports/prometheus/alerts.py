@@ -59,7 +59,7 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
-    """The alerts on vLLM's metrics that the release has; `batch`: label matchers of servers meant to be full."""
+    """The alerts on vLLM metrics of the release; `batch`: label matchers of servers whose pool is meant to be full."""
     ttft = _latency_query("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
     inter_token = _latency_query("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
     return (
@@ -75,7 +75,7 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: st
 
 
 def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
-    """Alerts on KV cache pressure, queue and preemptions; `batch` matches servers whose full pool is intended."""
+    """Alerts on KV cache pressure, queue and preemptions; `batch`: matchers of servers meant to be full."""
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
     # The maximum over the rate window: freed blocks stay free until the next request is computed, and a sample in
@@ -126,14 +126,14 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     ]
 
 
-def _down_query(up: str, levels: AlertLevels) -> str:
-    """PromQL of series of the selector `up` that are 0, and were 1 or existed before the start limit."""
+def _down_query(up_selector: str, levels: AlertLevels) -> str:
+    """PromQL of series of `up_selector` that are 0, and were 1 within the start limit or existed before it."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
-    return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
+    return f"{up_selector} == 0\nand\n(max_over_time({up_selector}[{start}]) == 1 or {up_selector} offset {start})"
 
 
 def _traffic_alert(levels: AlertLevels) -> AlertCondition:
-    """The alert on a server without requests, though it had some a week ago or its model's others have some now."""
+    """The alert on a server without requests that had some a week ago, or whose model's other servers have some."""
     served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({_SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by ({_GROUP}, model_name) ({served})"
@@ -203,14 +203,14 @@ def _never_started_query(levels: AlertLevels) -> str:
 
 
 def _lowered_query(window: str) -> str:
-    """PromQL of workloads that were scaled down or deleted within a window."""
+    """PromQL of workloads that were scaled down or deleted within a window such as `1d`."""
     by_workload = f"max by ({_GROUP}, horizontalpodautoscaler, deployment, statefulset)"
     most = f"{by_workload} (max_over_time({_WANTED}[{window}]))"
     return f"{most} unless {by_workload} ({_WANTED}) >= {most}"
 
 
 def _missing_series_query(job: str) -> str:
-    """PromQL of servers of a scrape job without a series that alerts read, as other releases name some otherwise."""
+    """PromQL of targets of a scrape job without a series that alerts read, as where a release renamed it."""
     by_server = f"on ({_GROUP}, instance)"
     known = f"({record.RUNNING} and {record.KV_USE})"
     silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"
@@ -219,7 +219,7 @@ def _missing_series_query(job: str) -> str:
 
 
 def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
-    """PromQL for a p99 over its target or, without one, over the floor and a multiple of its day's worst."""
+    """PromQL for a p99 over `target_s` or, if None, over `floor_s` and over a multiple of the day's worst."""
     p99 = record.latency_series(role, "p99")
     enough = f"{record.observation_series(role)} >= {levels.latency_least}"
     if target_s is not None:
@@ -252,10 +252,10 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
 
 
 def _upstream_query(levels: AlertLevels) -> str:
-    """PromQL of guards that do not answer or whose server is down or, now and before, fails most requests."""
+    """PromQL of guards that do not answer, whose server is down, or fails most requests now and earlier."""
 
     def failing_requests(window: str) -> str:
-        """PromQL of the guards at whose server most requests failed within a range such as `[2m] offset 5m`."""
+        """PromQL of guards whose server failed most requests within a range such as `[2m] offset 5m`."""
         failed = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}{window}))'
         # A request that fails in the server was admitted before.
         share = f"{failed} >= {levels.failed_ratio:g} * sum {_BY_INSTANCE} (rate(legroom_guard_admitted_total{window}))"
@@ -269,10 +269,10 @@ def _upstream_query(levels: AlertLevels) -> str:
     return f'max {_BY_INSTANCE} (\n{requests}\nor\n({down})\nor\nup{{job="{GUARD_JOB}"}} == 0\n)'
 
 
-def turned_away_share(window: str, keep: str = _BY_INSTANCE) -> str:
-    """PromQL of the share of requests that the guard refused for lack of KV cache; `keep`: the `by` clause."""
-    refused = f"sum {keep} (rate({_NO_ROOM}[{window}]))"
-    admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
+def turned_away_share(window: str, by_clause: str = _BY_INSTANCE) -> str:
+    """PromQL of the share of requests that the guard refused for lack of KV cache, grouped by `by_clause`."""
+    refused = f"sum {by_clause} (rate({_NO_ROOM}[{window}]))"
+    admitted = f"sum {by_clause} (rate(legroom_guard_admitted_total[{window}]))"
     return f"{refused} / ({refused} + {admitted} > 0)"
 
 
@@ -302,7 +302,7 @@ def _memory_alerts(levels: AlertLevels) -> list[AlertCondition]:
 
 
 def fill_slots(text: str, slots: Mapping[str, str]) -> str:
-    """Replace each `<name>` of a text by its value."""
+    """Replace each `<name>` in the text by its value in `slots`."""
     return _SLOT.sub(lambda match: slots[match[1]], text)
 
 
@@ -339,7 +339,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
 
 
 def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
-    """Values for the `<name>` slots of alert texts: thresholds, and templates that Prometheus fills when firing."""
+    """Values of the `<name>` slots in alert texts: thresholds, and templates that Prometheus fills in when firing."""
     return {
         **threshold_texts(levels),
         **_plan_placeholders(plan),
@@ -356,7 +356,7 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
 
 
 def _plan_placeholders(plan: PlanDocument | None) -> dict[str, str]:
-    """`plan_pool` and `plan_batch`: sentences with the planned pool and batch limit; empty texts without a plan."""
+    """`plan_pool` and `plan_batch`: sentences with the planned KV pool and batch limit; empty without a plan."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
@@ -368,13 +368,13 @@ def _plan_placeholders(plan: PlanDocument | None) -> dict[str, str]:
     }
 
 
-def _lookup_template(name: str, shown: str = "humanize") -> str:
-    """A Prometheus template that prints another series of the same server, or 0; `shown`: its formatter."""
+def _lookup_template(series: str, formatter: str = "humanize") -> str:
+    """An alert template that prints `series` of the firing server, or 0; `formatter`: Prometheus's function."""
     labels = ("cluster", "namespace", "job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
-    query = f'printf "{name}{{{selector}}}" {values} | query'
-    return f"{{{{ with {query} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}0{{{{ end }}}}"
+    query = f'printf "{series}{{{selector}}}" {values} | query'
+    return f"{{{{ with {query} }}}}{{{{ . | first | value | {formatter} }}}}{{{{ else }}}}0{{{{ end }}}}"
 
 
 def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
@@ -387,7 +387,7 @@ def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) 
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
-    """Names of exported alerts that read a recorded series which an upgrade loses with the `vanished` names."""
+    """Names of exported alerts that would read a series which an upgrade removes; `vanished`: removed series."""
     measures, levels = Measures(old), AlertLevels()
     records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
@@ -397,6 +397,6 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
 
 
 def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
-    """Whether the expression reads a measure whose series names have all `vanished`."""
+    """Whether the PromQL reads a measure of which all series names are in `vanished`."""
     roles = {role_of(name) for name in re.findall(r"vllm:[a-z0-9_]+", expr)} - {None}
     return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

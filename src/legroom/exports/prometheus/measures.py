@@ -39,17 +39,17 @@ class Measures:
         names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
         return tuple(dict.fromkeys(name for name in names if name))
 
-    def value(self, role: str, how: str = "sum") -> str:
-        """PromQL of the current value of the gauge `role`, aggregated by `how` over a server's engines."""
-        return self.aggregated(role, how)
+    def value(self, role: str, aggregation: str = "sum") -> str:
+        """PromQL of the current value of gauge `role`, aggregated over a server's engines."""
+        return self.aggregated(role, aggregation)
 
-    def peak(self, role: str, window: str, how: str = "sum") -> str:
-        """PromQL of the maximum of the gauge `role` within a window such as `5m`, aggregated by `how`."""
-        return self.aggregated(role, how, "max_over_time", window)
+    def peak(self, role: str, window: str, aggregation: str = "sum") -> str:
+        """PromQL of the maximum of gauge `role` within a window such as `5m`, aggregated over engines."""
+        return self.aggregated(role, aggregation, "max_over_time", window)
 
-    def mean(self, role: str, window: str, how: str = "sum") -> str:
-        """PromQL of the average of the gauge `role` over a window such as `5m`, aggregated by `how`."""
-        return self.aggregated(role, how, "avg_over_time", window)
+    def mean(self, role: str, window: str, aggregation: str = "sum") -> str:
+        """PromQL of the average of gauge `role` over a window such as `5m`, aggregated over engines."""
+        return self.aggregated(role, aggregation, "avg_over_time", window)
 
     def queued(self) -> str:
         """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
@@ -62,12 +62,12 @@ class Measures:
         """PromQL of the increase per second of the counter `role` over a window such as `5m`, summed."""
         return self.aggregated(role, "sum", "rate", window)
 
-    def quantile(self, role: str, share: float, window: str) -> str:
-        """PromQL: the quantile `share` of the histogram with this role over a rate window."""
+    def quantile(self, role: str, quantile: float, window: str) -> str:
+        """PromQL of a quantile (0.99) of histogram `role`, from rates over a window such as `5m`."""
         labels = self._by_labels(role).replace("by (", "by (le, ")
         inner = f"_bucket{self._label_selector()}[{window}]"
         return self._first_of_series(
-            role, lambda name: f"histogram_quantile({share:g}, sum {labels} (rate({name}{inner}))) >= 0"
+            role, lambda name: f"histogram_quantile({quantile:g}, sum {labels} (rate({name}{inner}))) >= 0"
         )
 
     def prefix_hit_ratio(self, window: str) -> str:
@@ -84,33 +84,33 @@ class Measures:
         return first_with_value(*ratios)
 
     def finished(self, function: str, window: str) -> str:
-        """PromQL of `function` over the finished-request counter; 0.4.0 and 0.4.1 only have a latency histogram."""
+        """PromQL of `function` (`rate`) over finished requests, counted in 0.4.0 and 0.4.1 by a latency histogram."""
         observed = self.aggregated("e2e_latency", "sum", function, window, "_count")
         if not self.has("request_success"):
             return observed
         known = self.aggregated("request_success", "sum", function, window)
         return first_with_value(known, observed) if self.release is None else known
 
-    def aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
-        """PromQL: aggregation `how` of the series of `role` (with `suffix`), or of `function` over a window of them."""
+    def aggregated(self, role: str, aggregation: str, function: str = "", window: str = "", suffix: str = "") -> str:
+        """PromQL of `aggregation` over series of `role` with `suffix`, or of `function` over their `window`."""
         labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
-            return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
-        return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
+            return self._first_of_series(role, lambda name: f"{aggregation} {labels} ({name}{inner})")
+        return self._first_of_series(role, lambda name: f"{aggregation} {labels} ({function}({name}{inner}))")
 
     def with_matcher(self, matcher: str) -> "Measures":
         """The same measures with one more label matcher."""
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
     def _first_of_series(self, role: str, expression: Callable[[str], str]) -> str:
-        """PromQL of the expression over the first of the role's series names that has a value."""
+        """PromQL of `expression(name)` for the first of the role's series names that has a value."""
         return first_with_value(*(expression(name) for name in self.series(role)))
 
     def _label_selector(self) -> str:
         return f"{{{self.selector}}}" if self.selector else ""
 
     def _by_labels(self, role: str) -> str:
-        """The aggregation clause: the labels to keep, else `without` those that split the role's series."""
+        """PromQL's `by` clause of the labels to keep, else `without` the labels that split the role's series."""
         return self.keep or f"without ({', '.join(_splitting_labels().get(role, ()))})"
 
 
@@ -126,7 +126,7 @@ def in_parens(expression: str) -> str:
 
 @cache
 def _splitting_labels() -> dict[str, tuple[str, ...]]:
-    """By role, the labels that split a measure into parts in any release (`finished_reason` of finished requests)."""
+    """Role -> labels that split it into parts in any release, such as `finished_reason` of finished requests."""
     by_role: dict[str, dict[str, None]] = {}
     for version in known_releases():
         for metric in metrics_of(release(version)):
@@ -168,18 +168,18 @@ _LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e"
 BY_INSTANCE = "by (cluster, namespace, job, instance)"
 
 
-def latency_series(role: str, share: str) -> str:
-    """The name of the recorded series of the percentile `share` ("p50", "p99" ...) of the latency `role`."""
-    return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{share}"
+def latency_series(role: str, percentile: str) -> str:
+    """The name of the recording rule for a `percentile` ("p50", "p99" ...) of the latency `role`."""
+    return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{percentile}"
 
 
 def observation_series(role: str) -> str:
-    """The name of the recorded series that counts the observations of the latency `role`."""
+    """The name of the recording rule that counts the observations of the latency `role`."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}:count"
 
 
 def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
-    """PromQL by name of all recording rules that the release has metrics for."""
+    """Recording rule -> PromQL, for all rules that the release has metrics for; `job`: the scrape job."""
     window = levels.time(levels.rate_window_s)
     records = {
         KV_USE: measures.value("kv_use", "max"),
@@ -218,7 +218,7 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
 
 
 def _rate_rules(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
-    """Recording rule -> PromQL: requests, tokens and preemptions in a `window` such as `5m`, as far as counted."""
+    """Recording rule -> PromQL of the requests, tokens and preemptions per second over `window`, if counted."""
     records = {}
     if measures.has("preemptions"):
         records[PREEMPTIONS] = measures.rate("preemptions", window)
@@ -236,9 +236,9 @@ def _rate_rules(measures: Measures, levels: AlertLevels, window: str) -> dict[st
     return records
 
 
-def _replaced_pods_query(seen: str) -> str:
-    """PromQL of how often a pod in the series `seen` came back under its name with a new address (LeaderWorkerSet)."""
-    host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
+def _replaced_pods_query(up_query: str) -> str:
+    """PromQL of how often a pod in `up_query` came back under its name with a new IP (LeaderWorkerSet)."""
+    host = f'label_replace({up_query}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
     addresses = f"count by (cluster, namespace, job, pod, host) ({host})"
     again = f"(count by (cluster, namespace, job, pod) ({addresses}) > 1) - 1"
     return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'

@@ -57,7 +57,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The rules and a prometheus.yml that loads them; with --operator a PrometheusRule and a monitor instead."""
+    """The rules and a prometheus.yml that loads them; with --operator a PrometheusRule and a pod or service monitor."""
     options = request.options
     levels = levels_for(request.plan, options)
     job = options.get("job") or "vllm"
@@ -92,7 +92,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _alert_rule(condition: alerts.AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
-    """One alerting rule as Prometheus reads it, with severity, texts and, given a base, runbook_url."""
+    """One alerting rule in Prometheus's format, with severity, texts and, if a base URL is given, runbook_url."""
     texts = alerts.alert_texts()[condition.name]
     slots = alerts.alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or "").rstrip("/")
@@ -147,11 +147,11 @@ def rules_text(*documents: Any) -> str:
 
     class Dumper(yaml.SafeDumper):
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            """Indents lists below their key."""
+            """Indents lists below their key, which PyYAML does not."""
             super().increase_indent(flow, False)
 
     def block_scalar_if_multiline(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        """A text of several lines as a block, any other in the usual style."""
+        """A text of several lines as a YAML block scalar, any other in the usual style."""
         style = "|" if "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -160,7 +160,7 @@ def rules_text(*documents: Any) -> str:
 
 
 def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
-    """A PrometheusRule with the groups, and a monitor of the pods or Services whose label names the job."""
+    """A PrometheusRule with the groups, and a monitor of pods or Services whose label is the scrape job."""
     options = request.options
     labels = {"app.kubernetes.io/part-of": "legroom"}
     for text in options.get("operator_label") or ():

@@ -155,7 +155,7 @@ class Admission:
         return GuardedRequest(body, demand, bool(changes), client)
 
     def weigh(self, request: GuardedRequest) -> bool:
-        """Set `request.weight` (not for kind TEXT); returns whether `count` must check the prompt too."""
+        """Set `request.weight` (not for kind TEXT); returns whether `count` must also count the prompt exactly."""
         demand, policy, blocks = request.demand, self.policy, self.pool.limits.blocks
         if demand.kind is Kind.TEXT:
             return False
@@ -238,6 +238,7 @@ class Admission:
         done: asyncio.Future[None] = loop.create_future()
 
         def wake(*_: object) -> None:
+            """End `wait`: the request was admitted, its client disconnected, or the time is up."""
             if not done.done():
                 done.set_result(None)
 
@@ -334,8 +335,8 @@ class Admission:
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")
         return refusals.busy(reason, request.weight.tokens if request.weight else 0, free, self.pool.waiting, retry_s)
 
-    def page(self, open_metrics: bool = False, **server: int | None) -> bytes:
-        """The guard's series as Prometheus or OpenMetrics text; `server`: values by a name of `_SERVER_SERIES`."""
+    def page(self, open_metrics: bool = False, **server_values: int | None) -> bytes:
+        """The guard's metrics as Prometheus or OpenMetrics text; `server_values`: gauges about the server by name."""
         size, pool = self.limits.block_size or 0, self.pool
         fails_open = not self.limits.known and self.policy.pool.when_unknown == "open"
         values: dict[str, tuple[str, float]] = {
@@ -354,8 +355,8 @@ class Admission:
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }
         if requested := os.environ.get(START_REQUESTED):
-            server["start_requested"] = int(requested == "1")
-        values |= {name: (_SERVER_SERIES[name], value) for name, value in server.items() if value is not None}
+            server_values["start_requested"] = int(requested == "1")
+        values |= {name: (_SERVER_SERIES[name], value) for name, value in server_values.items() if value is not None}
         labels = {"api_server": str(os.getpid())} if self.limits.api_servers > 1 else {}
         return self.metrics.page(values, labels, open_metrics)
 
@@ -377,7 +378,7 @@ class Admission:
         return text
 
     def native_flags_hint(self, version: str) -> str | None:
-        """A sentence with values for the queue bounds of vLLM `version`; None where it has none or they are set."""
+        """A sentence with vLLM's own queue bounds to set; None where `version` has none or all are set already."""
         try:
             queue, pool = self.policy.queue, self.policy.pool
             flags = native_flags(release(version), self.limits, queue.requests, pool.overcommit)
@@ -391,13 +392,13 @@ class Admission:
         return f"vLLM {version} can bound its own queue too; behind this guard set {text}" if text else None
 
     def drain(self, on: bool | None) -> dict[str, Any]:
-        """Refuse new requests, or (False) admit them again; None changes nothing. Returns the status."""
+        """Refuse new requests (`on` True) or admit them again (False); None changes nothing. Returns the status."""
         if on is not None:
             self.draining = on
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """The document at `/-/legroom/status`."""
+        """The JSON document of `/-/legroom/status`: pool, queue, policy and whether the guard drains."""
         size = self.limits.block_size or 0
         return {
             "draining": self.draining,

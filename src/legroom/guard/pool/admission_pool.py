@@ -89,7 +89,7 @@ class FairQueue:
         self.per_client[item.client] = self.per_client.get(item.client, 0) + 1
 
     def charge(self, item: Reservation, weight: float = 1.0) -> float:
-        """Charge a request, also one that need not wait, to its client's share; returns its tag, a virtual time."""
+        """Charge a request, queued or not, to its client's fair share; returns its start in virtual time."""
         tag = max(self._virtual_time, self._ends.get(item.client, 0.0))
         self._ends[item.client] = tag + item.cost / weight
         self._ends.move_to_end(item.client)
@@ -301,7 +301,7 @@ class Pool:
                     self._admit(reservation, now_s)
 
     def _fits(self, need: BlockNeed, now_s: float) -> bool:
-        """Whether the request may run now: always in an empty pool, else by sequences, blocks held or projection."""
+        """Whether the request may run now: the pool is empty, or sequences and blocks (held or projected) suffice."""
         limits = self.limits
         if not self._running:  # a request larger than a pool that shrank still runs alone
             return True
@@ -364,7 +364,7 @@ class Pool:
         return self.steps_per_s * (now_s - reservation.admitted_s) if steps is None else steps
 
     def _reserved_for_small(self) -> int:
-        """Blocks kept for small requests; 0 unless several clients send and one of them sent a small request lately."""
+        """Blocks kept for small requests; 0 unless several clients are active and a small request came lately."""
         return self._small_share_blocks() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
     def _small_share_blocks(self) -> int:
@@ -373,7 +373,7 @@ class Pool:
         return max(1, int(blocks * share)) if blocks and share else 0
 
     def _prefill_gap_s(self, need: BlockNeed) -> float:
-        """Seconds after this large request until the next, as a prefill slows small ones; 0 where no pace is known."""
+        """Seconds until the next large request after this one, whose prefill slows small ones; 0 if pace is unknown."""
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0

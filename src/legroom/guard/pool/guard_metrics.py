@@ -34,7 +34,7 @@ class GuardMetrics:
         self._waits[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
 
     def page(self, values: Mapping[str, tuple[str, float]], labels: Mapping[str, str], open_metrics: bool) -> bytes:
-        """All series as text, each with `labels`. `values`: (help, value) of gauges, or counters if named `_total`."""
+        """The page with `labels` on each series; `values`: name -> (help, value), counters if named `_total`."""
         from prometheus_client import CollectorRegistry, exposition
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
         from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
@@ -42,12 +42,14 @@ class GuardMetrics:
         names, own = list(labels), list(labels.values())
 
         def counter(name: str, about: str, counts: Mapping[str, float] | float, label: str = "") -> Metric:
+            """The counter family `legroom_guard_{name}`; `counts`: one value, or one by value of `label`."""
             family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=[*names, label] if label else names)
             for key, count in counts.items() if isinstance(counts, Mapping) else (("", counts),):
                 family.add_metric([*own, key] if label else own, count)
             return family
 
         def collect() -> Iterator[Metric]:
+            """The metric families of one scrape."""
             yield counter("admitted", "Requests admitted.", self.admitted)
             about = "Requests on paths that are not guarded, or without the key that vLLM asks for."
             yield counter("passed", about, self.passed)

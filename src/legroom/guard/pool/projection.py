@@ -43,7 +43,7 @@ class Growth(NamedTuple):
         return max(1.0, sum(lengths) / len(lengths))
 
     def without(self, blocks: float) -> "Growth":
-        """The growth without `blocks` of the prompt, which other requests hold too."""
+        """The growth without `blocks` of the prompt's KV cache, which other running requests hold too."""
         shared = min(blocks, self.start_blocks)
         return self._replace(start_blocks=self.start_blocks - shared, end_blocks=self.end_blocks - shared)
 
@@ -114,7 +114,7 @@ class BlockNeed(NamedTuple):
     blocks_per_unit: float = 1.0
 
     def without(self, blocks: float) -> "BlockNeed":
-        """The need whose growth and prompt tokens lack `blocks` that others hold too; its own `blocks` stay."""
+        """The need with `blocks` of its prompt, held by others too, taken from growth and tokens, not from `blocks`."""
         if not blocks or self.growth is None:
             return self
         kept = max(0.0, 1 - blocks / self.growth.start_blocks)

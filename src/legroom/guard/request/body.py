@@ -97,14 +97,14 @@ class Demand(NamedTuple):
 
     @property
     def informative(self) -> bool:
-        """Whether its response shows a length of answers or a number of tokens per byte that the guard learns from."""
+        """Whether the response will show a length of answers or a number of tokens per byte to learn from."""
         if self.generates:
             return True
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
 def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) -> Demand:
-    """The prompts, output length and media of a body; `unit`: the server's prefix-cache block, None without cache."""
+    """The prompts, output length and media of a body; `unit`: the server's prefix-cache block, None if it is off."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
@@ -174,7 +174,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _logprobs(value: Any) -> int:
-    """How many logprobs a value asks for: 0 if it is none or no number, true 1, negative WHOLE_VOCABULARY."""
+    """The logprobs that a JSON value asks for: null, false or text 0, true 1, a negative number WHOLE_VOCABULARY."""
     if value is None or value is False:
         return 0
     if value is True:

@@ -83,8 +83,8 @@ def kind_of_body(body: dict[str, object]) -> Kind:
 
 
 def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: ClientPolicy) -> str:
-    """The client: `header:`, `key:` (hashed) or `address:` and the value; empty where the policy tells none apart.
-    Header names are in lower case."""
+    """The client as `header:`, `key:` (hashed) or `address:` and the value; empty where the policy ignores clients.
+    `headers` have lower-case names."""
     if policy.by == "none":
         return ""
     named = policy.header.lower().encode()
@@ -105,6 +105,6 @@ def hashed_key(key: bytes) -> str:
 
 
 def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
-    """The policy's weights by what `client_of` returns: each name may be an API key, a header's value or an address."""
+    """The policy's weights by `client_of`'s names: a policy name may be an API key, header value or address."""
     named = {name: (hashed_key(name.encode()), f"header:{name}", f"address:{name}") for name in weights}
     return {client: weights[name] for name, clients in named.items() for client in clients}

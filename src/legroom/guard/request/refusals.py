@@ -33,7 +33,7 @@ class Refusal:
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers but content-length; retry-after if it may be retried, connection: close if the body is unread."""
+        """The response's headers, with retry-after if it may be retried, connection: close if the body is unread."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -94,7 +94,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """A 429 response, counted as `reason`; `waiting`: queued requests, `free_tokens` None: only sequences limited."""
+    """A 429 response, counted as `reason`; `waiting`: queued requests; `free_tokens`: None if only sequences lack."""
     why = "The server already runs as many sequences as it may"
     if free_tokens is not None:
         grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"

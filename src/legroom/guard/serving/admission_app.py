@@ -36,7 +36,7 @@ class AdmissionApp:
         self._summary = ""
 
     def log_limits(self, version: str, is_known: bool) -> None:
-        """Log what is admitted, where it changed; with a known pool also values for vLLM's own queue bounds."""
+        """Log what is admitted, if it changed; if the pool `is_known`, also flags for vLLM's own queue bounds."""
         if (summary := self.admission.summary()) == self._summary:
             return
         self._summary = summary
@@ -91,7 +91,7 @@ class AdmissionApp:
             return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        """`status` merged with that of this vLLM's other API servers, which apply `drain`; alone unless overridden."""
+        """`status` merged with the other API servers' after they apply `drain`; unless overridden, alone."""
         return status
 
     async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,11 +214,12 @@ async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) 
 
 
 def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
-    """An ASGI `receive` that returns a body already read, then the client's further messages: `pending`, where one is
-    being received already (its disconnect), then those of `receive`."""
+    """An ASGI `receive` that returns `body`, which was read already, then the client's later messages; `pending`: the
+    message that is being received meanwhile, if any."""
     bodies, messages = [body], [pending] if pending is not None else []
 
     async def replay_body() -> Message:
+        """The next message: the body that was read, then the pending message, then the client's."""
         if bodies:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
         if not messages:

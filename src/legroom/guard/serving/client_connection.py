@@ -63,7 +63,7 @@ class ClientConnection(HttpToolsProtocol):
         self.deadline_s = self._proxy.now_s + HEADER_TIMEOUT_S
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when the client is gone: release the request's body, and tell the response that is being sent."""
+        """Called when the client has disconnected: release the request's body, and notify the response in progress."""
         super().connection_lost(exc)
         self.release_body()
         if self.on_lost is not None:

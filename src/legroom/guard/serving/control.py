@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def answer_control(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, Status]:
-    """(HTTP status, JSON document) for a request to `/-/legroom/*`: the status, also after a drain, or an error."""
+    """(HTTP status, JSON document) for a request to `/-/legroom/*`, which is refused without the control `token`."""
     refused = token_refusal(token, authorization)
     if refused is not None:
         return refused
@@ -46,7 +46,7 @@ def answer_control(
 
 
 def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
-    """(401, error) for an `authorization` header without the control token, 404 where none is set; None: it has it."""
+    """None if the `authorization` header has the control token, else (401, error); (404, error) if none is set."""
     if token is None:
         return _error_response(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
     scheme, _, given = authorization.partition(b" ")
@@ -78,7 +78,7 @@ class Peers:
         self._server: asyncio.Server | None = None
 
     async def join(self) -> bool:
-        """Listen on the first free abstract socket of this vLLM's group; False where there is none (or not Linux)."""
+        """Listen on the first free abstract socket of this vLLM's group; False where that fails or off Linux."""
         for name in self._names if sys.platform == "linux" else ():
             with contextlib.suppress(OSError):
                 self._server = await asyncio.start_unix_server(self._on_request, name)
@@ -125,7 +125,7 @@ class Peers:
             writer.close()
 
     def _token_proof(self, name: str, drain: bool | None) -> str:
-        """An HMAC that proves knowledge of the token without sending it, as any process may listen on the name."""
+        """An HMAC of socket name and `drain`, which proves knowledge of the token without sending it."""
         return hmac.new(self._token.encode(), f"{name} {json.dumps(drain)}".encode(), "sha256").hexdigest()
 
 

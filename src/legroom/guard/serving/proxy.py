@@ -195,7 +195,7 @@ class Proxy(ClientServer):
         LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), took_s)
 
     def on_signal(self, drain_requested: asyncio.Event) -> None:
-        """Called at SIGTERM and SIGINT: sets `drain_requested`; a second signal 1 s later or more ends the drain."""
+        """Called at SIGTERM and SIGINT: sets `drain_requested`; a second signal, 1 s or more later, ends the drain."""
         now_s = self.admission.clock()
         if self.is_draining and now_s > self._drain_until_s - self.options.drain_timeout_s + REPEATED_SIGNAL_S:
             self._drain_until_s = now_s
@@ -219,7 +219,7 @@ class Proxy(ClientServer):
             client.sweep(now_s)
 
     async def _scrape_steps_forever(self) -> None:
-        """Scrape the engine's step counter while requests wait for it."""
+        """Scrape the engine's step counter regularly while requests wait in the queue."""
         admission, (delay_s, longest_s) = self.admission, USAGE_INTERVALS_S
         while True:
             await asyncio.sleep(delay_s)
@@ -244,7 +244,7 @@ class Proxy(ClientServer):
             await asyncio.sleep(RELEARN_INTERVAL_S if is_known else RETRY_INTERVAL_S)
 
     async def learn_limits_once(self) -> bool:
-        """Read the server's limits and keep earlier ones that it does not tell now; whether its pool is known."""
+        """Read the server's limits; those it does not report now stay. Returns whether its pool's size is known."""
         page = await self.call_server("GET", METRICS)
         limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
         if page is not None:
@@ -272,7 +272,7 @@ class Proxy(ClientServer):
         return answer if status == 200 else None
 
     def _server_values(self, server_page: bytes | None) -> dict[str, int | None]:
-        """The values of the guard's series about the upstream, by name: whether it answers, is restarted, and why."""
+        """Gauges about the upstream by name: whether it answers, is being restarted, and why it was restarted."""
         url = self.options.upstream.shown
         if server_page is None:
             return {"upstream_up": 0, "upstream_under_way": int(run_under_way(url) is not None)}
@@ -280,7 +280,7 @@ class Proxy(ClientServer):
         return {"upstream_up": 1, "start_requested": None if is_told else start_requested(url)}
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the server's metrics page with the guard's series; these alone while it is down (200, or 503)."""
+        """Send the server's metrics page with the guard's; the guard's alone (200, or 503) while it is down."""
         if scope["method"] != "GET":
             await self.app(scope, receive, send)
             return

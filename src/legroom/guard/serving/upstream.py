@@ -92,7 +92,7 @@ def is_itself(upstream: Upstream, host: str, port: int) -> bool:
 def request_head(
     method: str, target: bytes, headers: Headers, upstream: Upstream, length: int | None, peer: str
 ) -> bytes:
-    """The request line and headers sent to the server; `length` None: there is no body; `peer`: client's address."""
+    """The request line and headers for the server; `length`: the body's, None without one; `peer`: client address."""
     parts = (method.encode(), upstream.base_path.encode(), target, upstream.host_header)
     lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % parts]
     dropped = connection_headers(headers)
@@ -369,7 +369,7 @@ class UpstreamPool:
             self._idle.remove(connection)
 
     def sweep(self, now_s: float, answer_timeout_s: float, body_timeout_s: float, retry_after_s: int) -> None:
-        """Close idle connections, end exchanges past these timeouts with a Retry-After; call it once a second."""
+        """Close stale idle connections; end exchanges past a timeout with a Retry-After. To be called once a second."""
         self.now_s = now_s
         for connection in list(self._idle):
             if now_s - connection.idle_since_s > IDLE_TIMEOUT_S:

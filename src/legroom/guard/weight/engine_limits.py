@@ -159,7 +159,7 @@ def read_limits(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """Limits from `vllm:cache_config_info`, a row per engine: the smallest pool counts for all; unknown without it."""
+    """Limits from `vllm:cache_config_info` (one row per engine), by the smallest pool; all unknown without it."""
     # Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks
     # (0.9+).
     servers: Counter[frozenset[tuple[str, str]]] = Counter()
@@ -189,8 +189,8 @@ def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
 
 
 def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """(Blocks, tokens) of a request of full length, by the pool's `blocks` and `tokens` and the number of such requests
-    that it holds (`concurrency`), as reported from 0.24 on; (None, None) where they are not."""
+    """(KV blocks, tokens) of one request of full length, from the pool's `blocks` and `tokens` and the reported max
+    `concurrency` (0.24 on); (None, None) where they are missing."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
@@ -233,7 +233,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
 
 
 def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
-    """Ranks that share the tokens of one sequence; `flag` returns a flag's value, or a default, by name."""
+    """Ranks that share the tokens of one sequence; `flag(name, default)` returns a vLLM flag's value."""
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
     return math.prod(_positive_int(flag(name, None)) or 1 for name in names)
 

@@ -77,8 +77,8 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """What a pool of `blocks` and `sequences` (None: no limit) reserves for a request whose answers have the likely
-    lengths `answer`; None: it is counted at its longest."""
+    """What a request reserves in a pool of `blocks` and `sequences` (None: no limit), by the likely lengths of its
+    `answer`; at its longest where `answer` is None."""
     # A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole
     # pool, or by projection as half of it.
     fewer = 1 if answer is None else 2
@@ -103,7 +103,7 @@ def need_of(
 
 
 def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> tuple[int, int]:
-    """(Output tokens to reserve per sequence, the max_tokens that the request names or 0)."""
+    """(Output tokens to reserve per sequence, the request's own max_tokens or 0 without one)."""
     if not demand.generates:
         return 0, 0
     if demand.output_tokens is not None:
@@ -117,7 +117,7 @@ def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, lea
 
 
 def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
-    """(Upper bound of a prompt's tokens with `media` tokens, those known exactly, bound of the text in the request)."""
+    """(Bound of a prompt's tokens with `media` more for images, those known exactly, bound for its text alone)."""
     if prompt.exact:
         return prompt.tokens, prompt.tokens, prompt.tokens
     here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))

@@ -67,7 +67,7 @@ class RecentMaximum:
 
     @property
     def value(self) -> float:
-        """The n-th largest of the recent values; 0.0 while there are fewer than n."""
+        """The `nth` largest of the last 256 to 512 values; 0.0 while fewer than `nth` were added."""
         return sorted(self._current + self._previous)[-self.nth]
 
 

@@ -56,14 +56,14 @@ class Watcher:
         self.findings: tuple[DetectorFinding, ...] = ()
 
     def take(self, result: ScrapeResult) -> tuple[DetectorFinding, ...]:
-        """Adds a scrape result to the window and returns the current findings, most severe first."""
+        """Adds a scrape to the server's window and returns the findings that now hold, most severe first."""
         self.window.add(result)
         updates = (detector.update(self.window, result.time_s) for detector in self.detectors)
         self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings
 
     def reset_pending_durations(self) -> None:
-        """Starts the minimum duration of every problem that is no finding yet from zero again."""
+        """Starts the minimum duration of every problem that has not become a finding yet from zero again."""
         for detector in self.detectors:
             if not detector.is_active:
                 detector.reset_durations()

@@ -98,18 +98,18 @@ class Detector(ABC):
         """The condition in the last scrape; None where the server does not report what is needed."""
 
     def _as_hold(self, hold_or_name: Hold | str) -> Hold:
-        """The given minimum duration, or the threshold of that name; one in seconds becomes a `Hold` of one scrape."""
+        """The `Hold` (minimum scrapes and seconds) given or named in Thresholds; plain seconds need one scrape."""
         duration = getattr(self.levels, hold_or_name) if isinstance(hold_or_name, str) else hold_or_name
         return duration if isinstance(duration, Hold) else Hold(1, duration)
 
     @property
     def warm_up_s(self) -> float:
-        """Seconds to watch a server before no finding means no problem: a minute of rates and the minimum duration, or
-        the window of counted events, as those before the first scrape are unknown."""
+        """Seconds of watching after which no finding means no problem: the time that its rates and durations need, or
+        its window of counted events."""
         return max(60.0 + self._as_hold(self.begins_after).seconds, self._as_hold(self.ends_after).seconds)
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """Evaluates the last scrape; the finding while it lasts, with the last bad scrape's numbers, None otherwise."""
+        """Evaluates the last scrape; the active finding, with the last bad scrape's numbers, or None without one."""
         if self._last_s is not None and now_s < self._last_s:
             self.reset_durations()
         self._last_s = now_s
@@ -132,7 +132,7 @@ class Detector(ABC):
         return replace(self.finding(window, now_s, shown), since_s=since_s, is_seen_now=shown is condition)
 
     def _count_calm(self, now_s: float) -> None:
-        """Counts a calm scrape: ends an active finding after `ends_after`, else forgets earlier bad scrapes."""
+        """Counts a calm scrape: ends an active finding after `ends_after`, else forgets the bad scrapes before."""
         if not self.is_active:
             self._bad_since_s, self._bad_scrapes = None, 0
             return
@@ -148,7 +148,7 @@ class Detector(ABC):
         self._bad_scrapes = self._calm_scrapes = 0
 
     def finding(self, window: Window, now_s: float, condition: Condition) -> DetectorFinding:
-        """A new finding of this detector for a bad condition, starting at `now_s`."""
+        """This detector's finding for a bad condition, starting at `now_s`."""
         return DetectorFinding(
             kind=self.kind,
             server=window.server,
@@ -167,12 +167,12 @@ class Detector(ABC):
 
 
 def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
-    """Whether so many scrapes and seconds in a row reach the minimum duration; scrapes may come a tenth of it early."""
+    """Whether a condition lasted for the scrapes and seconds of `hold`; nine tenths of the seconds are enough."""
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 
 
 def worst_condition(conditions: Sequence[Condition]) -> Condition | None:
-    """The first bad condition of several engines, else the first that is not calm, else the first; None without any."""
+    """Of the engines' conditions the first bad one, else the first not calm, else the first; None without any."""
     return min(conditions, key=lambda condition: (not condition.is_bad, condition.is_calm), default=None)
 
 

@@ -16,7 +16,7 @@ class CrashLoop(Detector):
     """As long as the window of counted restarts, so that slow crash loops do not flap."""
 
     def measure(self, window: Window, now_s: float) -> Condition:
-        """Bad where the window holds `crash_restarts` unrequested starts within `crash_over_s`, else good."""
+        """Bad if at least `crash_restarts` starts within `crash_over_s` seconds were not requested, else good."""
         over_s = self.levels.crash_over_s
         starts = [time_s for time_s in window.crashes if time_s > now_s - over_s]
         if len(starts) < self.levels.crash_restarts:

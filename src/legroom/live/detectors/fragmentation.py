@@ -17,7 +17,7 @@ class Fragmentation(Detector):
     begins_after = "fragmentation_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where much of the reserved bytes is not allocated, by share and size; None without telemetry."""
+        """Bad where PyTorch reserves much memory that is not allocated, in share and bytes; None if not reported."""
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or not sample.reserved_bytes or sample.allocated_bytes is None:
             return None

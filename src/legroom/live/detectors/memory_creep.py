@@ -39,7 +39,7 @@ class MemoryCreep(Detector):
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where memory has a clear upward slope, fitted again when a point was added; None with too few points."""
+        """Bad where memory rises clearly, by a slope fitted whenever a point is added; None with too few points."""
         since_s = window.restarts[-1] if window.restarts else 0.0
         points = [point for point in window.points if point.time_s >= since_s]
         # No slope is fitted across a gap in time.
@@ -54,14 +54,14 @@ class MemoryCreep(Detector):
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """(time, bytes) points to fit a slope to, with a name: reserved by workers, or used on GPUs if more."""
+        """[((time, bytes) points, what they are)]: reserved by workers or, if that has more points, used on GPUs."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
         by_workers = len(reserved) >= len(used)
         return [(reserved, "reserved by the workers") if by_workers else (used, "used on the GPUs")]
 
-    def _slope_condition(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
-        """Bad where (time, bytes) points of memory `what` rise clearly and fast; None with too few points or hours."""
+    def _slope_condition(self, series: Sequence[tuple[float, float]], label: str) -> Condition | None:
+        """Bad where (time, bytes) points rise clearly and fast; `label`: for the text; None if too few or short."""
         levels = self.levels
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _MIN_POINTS:
@@ -72,7 +72,7 @@ class MemoryCreep(Detector):
         per_h = line.slope * _HOUR_S
         if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
             return GOOD
-        reason = f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
+        reason = f"memory {label} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
         reason += f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan and self.of_gpus else 0

@@ -31,7 +31,7 @@ class ComparedFigure:
 
 
 def compare_with_plan(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) -> tuple[ComparedFigure, ...]:
-    """Planned and reported figures of the engine whose KV pool deviates most; () where the plan has no pool."""
+    """Planned against actual figures of the engine whose KV pool deviates most; () where the plan has no KV pool."""
     tokens = _planned_tokens(plan)
     if tokens is None:
         return ()

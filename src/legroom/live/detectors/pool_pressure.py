@@ -19,7 +19,7 @@ class PoolPressure(Detector):
         return worst_condition([self._engine_condition(engine, window) for engine in known])
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
-        """Bad where the KV pool has no room and requests are queued or were preempted in this step."""
+        """Bad where this engine's KV pool has no room and requests queued or were preempted in the step, else good."""
         use = engine.peak_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0

@@ -26,7 +26,7 @@ class PreemptionThrash(Detector):
         return worst_condition(conditions)
 
     def _engine_condition(self, steps: list[EngineStep], window: Window) -> Condition:
-        """Bad where preemptions recompute too many tokens or, where that is unknown, are many per finished request."""
+        """Bad where preemptions recompute too many tokens or, if that is unknown, are many per finished request."""
         levels = self.levels
         preempted = sum(step.preemptions or 0.0 for step in steps)
         if preempted < levels.preemptions_least:
@@ -51,7 +51,7 @@ class PreemptionThrash(Detector):
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """(share of computed tokens that preemptions repeat, or None; in words, whether that is counted or estimated)."""
+    """(Share of computed tokens that preemptions repeated, or None; `were`, or `were, by estimate,` for a sentence)."""
     computed = ((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) for step in steps)
     useful = sum(computed) + sum(step.generation_tokens or 0.0 for step in steps)
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]

@@ -15,7 +15,7 @@ class PrefixCacheWaste(Detector):
     situation = "prefix-cache"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where five minutes' hit rate is low and a pool is full; None where queries or KV use are not reported."""
+        """Bad where the hit rate of five minutes is low and a KV pool is full; None if either is not reported."""
         levels = self.levels
         if not window.is_answering or window.latest is None or not window.steps:
             return None

@@ -14,8 +14,8 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where many requests wait in the engines and the guard, next to those that run, and longer than
-        `queue_wait_s`, now or soon; GOOD otherwise; None where the server does not answer or report a queue."""
+        """Bad where many requests wait in engines and guard, compared with the running ones, for more than
+        `queue_wait_s` now or by forecast; None where the server does not answer or report a queue, else good."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels

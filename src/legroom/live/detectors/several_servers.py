@@ -13,7 +13,7 @@ class SeveralServers(Detector):
     ends_after = "switch_over_s"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where the process start time switched `switch_least` times between old ones, else good."""
+        """Bad where the process start time switched between old values `switch_least` times, else good."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
         if len(switches) < self.levels.switch_least:
             return GOOD

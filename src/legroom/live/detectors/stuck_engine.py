@@ -18,7 +18,7 @@ class StuckEngine(Detector):
     begins_after = "stuck_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where a process is stopped, or an engine runs requests without progress; None where not reported."""
+        """Bad where a process is stopped, or an engine runs requests without progress; None if neither is reported."""
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:

@@ -21,7 +21,7 @@ class Unreachable(Detector):
     """Two answers in a row."""
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad while scrapes fail; critical if it answered before and not a setting (host, TLS, token) is the reason."""
+        """Bad while scrapes fail; critical if the server answered before and no setting (host, TLS, token) is why."""
         if not window.failures:
             return GOOD
         last = window.failures[-1]

@@ -98,7 +98,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Opens an incident of a detector's `kind`, at `time_s` or now; its id, or that of the one with this `key`."""
+        """Opens an incident at `time_s` or now and returns its id; if there is one with this `key`, that one's id."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
         columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
@@ -116,13 +116,13 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
-        """Adds a remark, with figures in `detail`, to an incident, at `time_s` or now."""
+        """Adds a note to an incident, with figures in `detail`, at `time_s` or now."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
-        """Closes an incident with a word for its `outcome`, at `time_s` or now, unless it is closed already."""
+        """Closes an incident, unless it is closed, with one word for its `outcome`, at `time_s` or now."""
         update = "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL"
         with self._write_transaction() as db:
             db.execute(update, (self._given_or_now(time_s), masked(outcome), incident_id))
@@ -154,7 +154,7 @@ class Journal:
             return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
-        """Records a planned action `name` on a server `group` (with its incident, or None) before it begins; its id."""
+        """Records an action (`name`: `restart` ...) on a server `group` before it begins; returns the action's id."""
         values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
         columns = 'incident_id, "group", name, state, begun_s, detail'
         with self._write_transaction() as db:
@@ -169,7 +169,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also a second time, and adds `detail` to its own; ValueError if not in OUTCOMES."""
+        """Sets (or replaces) an action's outcome and adds to its `detail`; ValueError if it is not one of OUTCOMES."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
@@ -183,7 +183,7 @@ class Journal:
         return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
-        """Actions that began at or after `since_s`, of one group or all, oldest first."""
+        """Actions that began at or after `since_s`, of one group or (None) all, oldest first."""
         if group is None:
             return self._select_actions("begun_s >= ?", (since_s,))
         return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
@@ -193,7 +193,7 @@ class Journal:
         return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
     def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
-        """The actions that match the SQL condition `where` with its `values`, each with its stages, by id."""
+        """Actions that match the SQL condition `where` with bound `values`, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
@@ -205,7 +205,7 @@ class Journal:
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
-        """Takes or prolongs the lease of a group; False while another holder has it."""
+        """Takes a group's lease for `seconds`, or prolongs one's own; False while another holder has it."""
         now_s = self._given_or_now(None)
         with self._write_transaction() as db:
             db.execute(
@@ -226,7 +226,7 @@ class Journal:
         self.add_rows((sample.server, sample.time_s, stored_values(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Stores rows of server, Unix time and the values of `sample_store.FIELDS`."""
+        """Stores rows of (server, Unix time, values in the order of `sample_store.FIELDS`)."""
         with self._write_transaction():
             self._samples.add(rows)
         self._samples.cache_ids()
@@ -303,7 +303,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
 
 
 def is_damaged(error: BaseException | None) -> bool:
-    """Whether SQLite says that a file is no database, or a broken one."""
+    """Whether the exception is SQLite's for a file that is no database or a damaged one."""
     return (getattr(error, "sqlite_errorname", None) or "").startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
 
 

@@ -55,7 +55,7 @@ class BufferedJournal:
         return len(self._writes) + len(self._samples)
 
     def write(self, write: Write) -> bool:
-        """Calls `write` on the journal, after all that is buffered, or buffers it; whether it was written."""
+        """Calls `write` on the journal after all buffered writes, or buffers it; returns whether it was written."""
         self._writes.append(write)
         return self._flush()
 
@@ -92,7 +92,7 @@ class BufferedJournal:
         self._close_file()
 
     def _flush(self) -> bool:
-        """Writes everything that waits, dropping the oldest above the limits; False where something still waits."""
+        """Writes everything buffered, dropping the oldest above the limits; False where something stays buffered."""
         for entries, limit in ((self._samples, _MAX_SAMPLES), (self._writes, _MAX_WRITES)):
             while len(entries) > limit:
                 entries.popleft()
@@ -130,11 +130,11 @@ class BufferedJournal:
             self._move_file_aside()
 
     def _move_aside_if_damaged(self, error: JournalUnavailable) -> bool:
-        """Moves a file away that SQLite calls damaged, unless it was just made; whether the next write starts anew."""
+        """Moves a file that SQLite calls damaged away, unless it is new; returns whether it was moved."""
         return is_damaged(error.__cause__) and not self._is_new and self._move_file_aside()
 
     def _move_file_aside(self) -> bool:
-        """Closes the journal and renames it, with its WAL, to `.damaged-TIME`; False where that fails."""
+        """Closes the journal and renames it and its WAL to `.damaged-TIME`; False where that fails."""
         self._close_file()
         moved = self._path.with_name(f"{self._path.name}.damaged-{_now_text()}")
         try:
@@ -155,7 +155,7 @@ class BufferedJournal:
         self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
-        """Opens the file, or raises JournalUnavailable. It takes an unused argument, so that it is a `Write`."""
+        """Opens the file, or raises JournalUnavailable. The unused argument makes it a `Write`."""
         opened = Journal.open(self._path, busy_s=self._busy_s)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ class BufferedJournal:
         self._open = opened
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
-        """Writes, or drops what SQLite will never accept, and counts its `entries` as lost; False: try it again."""
+        """Writes, or drops a write that SQLite never accepts, counting its `entries` as lost; False: retry later."""
         try:
             return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it
@@ -174,7 +174,7 @@ class BufferedJournal:
             return True
 
     def _try_write(self, write: Callable[[Journal], object]) -> bool:
-        """Whether it was written; False sets `problem` and the time to retry. Raises what SQLite will never accept."""
+        """Whether it was written; False sets `problem` and the time to retry. Raises for what SQLite never accepts."""
         try:
             write(self._open)  # type: ignore[arg-type]  # only `_reopen` is called without one
         except JournalUnavailable as error:
@@ -214,7 +214,7 @@ class JournalThread:
         await self._run_in_thread(self.buffer.maintain)
 
     def take_error(self) -> str | None:
-        """The error of the last write that was dropped since the last call of this method; None without one."""
+        """The error of the last dropped write since the last call; None without one."""
         error_text, self.buffer.error_text = self.buffer.error_text, None
         return error_text
 

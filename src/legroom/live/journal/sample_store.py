@@ -79,7 +79,7 @@ class JournalPoint(NamedTuple):
 
 
 def stored_values(sample: Sample) -> tuple[float | None, ...]:
-    """The values in the order of FIELDS: sums over engines, KV use of the fullest; None: not reported or not finite."""
+    """A sample's values in the order of FIELDS, summed over engines (KV use: the highest); None if not reported."""
     own = {
         "kv_use": sample.kv_use_max,
         "waiting": sample.waiting,
@@ -98,7 +98,7 @@ class SampleStore:
         self._ids: dict[str, int] = {}
 
     def add(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Stores (server, Unix time, values) rows; the last of the same server and millisecond stays."""
+        """Stores (server, Unix time, values) rows; a later one replaces that of the same server and millisecond."""
         marks = ", ".join("?" * (2 + len(FIELDS)))
         values = [(self._server_id(server), int(time_s * 1000), *values) for server, time_s, values in rows]
         self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", values)
@@ -108,7 +108,7 @@ class SampleStore:
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times, of the finest step within `max_points`, coarser where only that is kept."""
+        """Points between two Unix times, with the finest step that gives at most `max_points` and is still kept."""
         server_id = self.servers().get(server)
         if server_id is None or until_s < since_s:
             return ()
@@ -140,7 +140,7 @@ class SampleStore:
         yield from (row[1:] for row in self._db.execute(_ROLL_UP, spec))
 
     def roll_up(self, server_id: int, now_s: float) -> None:
-        """Write the roll-up (means, totals) of every time interval that has ended since the last one."""
+        """Write the roll-ups (means, totals) of every minute and ten minutes that ended since the last call."""
         for step_s in ROLLUP_STEPS_S:
             last = "SELECT coalesce(max(time_ms), 0) FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms <= ?"
             since_ms = self._db.execute(last, (server_id, step_s, int(now_s * 1000))).fetchone()[0]
@@ -165,7 +165,7 @@ class SampleStore:
         return self._ids[server]
 
     def cache_ids(self) -> None:
-        """Keeps new servers' row ids in memory; call it after their insert was committed."""
+        """Keeps the row ids of new servers in memory; to be called once their insert is committed."""
         if len(self._ids) != self._db.execute("SELECT count(*) FROM servers").fetchone()[0]:
             self._ids = self.servers()
 

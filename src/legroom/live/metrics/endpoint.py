@@ -90,7 +90,7 @@ def port_of(address: str) -> int:
 
 
 def host_name(header: str) -> str:
-    """The host name of a Host header without its port; empty where it is malformed."""
+    """The host name in a Host header, without its port; empty where the header is malformed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

@@ -130,7 +130,7 @@ def _parse_labels(text: bytes) -> _Labels | None:
 
 
 def _to_labels(named: dict[str, str]) -> _Labels:
-    """A series' labels with the (model, engine) key and the bucket bound `le`: NaN where it is no bucket."""
+    """A series' labels, its (model, engine) key and the bucket bound `le` as a number (NaN if it is no bucket)."""
     model, engine = named.get("model_name", named.get("model", "")), _engine_name(named)
     if not (model.isprintable() and engine.isprintable()):
         model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
@@ -151,7 +151,7 @@ _RankedValues = dict[frozenset[tuple[str, str]], tuple[int, float]]
 
 
 def _values_of_newest_name(values: _RankedValues) -> list[tuple[dict[str, str], float]]:
-    """(labels, value) of each series of a metric, only under the newest of the metric's names on the page."""
+    """(Labels, value) of each series of a metric, of the newest of its names that the page has."""
     newest = min((rank for rank, _ in values.values()), default=0)
     return [(dict(labels), value) for labels, (rank, value) in values.items() if rank == newest]
 
@@ -180,7 +180,7 @@ class _Page:
         self.series = 0
 
     def note(self, text: str) -> None:
-        """Adds a note once; at most eight are kept."""
+        """Adds a text to the notes on what could not be read, once; at most eight are kept."""
         if len(self.notes) < 8 and text not in self.notes:
             self.notes.append(text)
 
@@ -189,7 +189,7 @@ class _Page:
         return self.engines.setdefault(key, {})
 
     def add(self, slot: Slot, labels: _Labels, value: float) -> None:
-        """Stores a series' value under `slot` for the engine, guard or server in `labels`, or notes why not."""
+        """Stores a value in the field of `slot`, for the engine, guard or server in `labels`, or notes why not."""
         part, field, rank = slot.part, slot.field, slot.rank
         self.series += 1
         if part in {"bucket", "sum", "count"}:
@@ -242,13 +242,13 @@ class _Page:
 
 @lru_cache(256)
 def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
-    """The same tuple object for equal histogram bounds, as thousands of windows hold them."""
+    """One tuple object for all equal histogram bounds, as thousands of windows keep them."""
     return bounds
 
 
 def _histogram(buckets: _Buckets) -> Histogram | None:
-    """The histogram of the collected buckets, of a single one where only the count is known; None where the last bucket
-    is missing, counts fall or a value is no number."""
+    """The histogram of these buckets, of a single one where only the count is known; None where the last bucket is
+    missing, counts fall or a value is NaN."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
     if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
         bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))
@@ -261,7 +261,7 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 
 
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
-    """A sample of a /metrics response; unreadable lines are left out and noted. NotMetrics where none is a vLLM's."""
+    """The Sample of a /metrics response; unreadable lines become notes. NotMetrics where no series is vLLM's."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
     start = body[:200].lstrip().lower()
     if not start:
@@ -286,7 +286,7 @@ def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
 
 
 def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s: float, server: str) -> Sample | None:
-    """A sample of parsed series; None where none of them is a vLLM's."""
+    """The Sample of (name, labels, value) series; None where none of them is vLLM's."""
     page, slots = _Page(), slots_by_name()
     for name, named, value in series:
         slot = slots.get(name.encode())
@@ -345,7 +345,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
 
 
 def _finished_counts(success: _RankedValues) -> dict[str, float]:
-    """Totals `finished` and, of these, `aborted` and `errored`, from `request_success` by reason; {} without it."""
+    """Totals `finished`, and of these `aborted` and `errored`, from vLLM's `request_success`; {} without it."""
     counts: dict[str, float] = {}
     for labels, value in _values_of_newest_name(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
@@ -355,7 +355,7 @@ def _finished_counts(success: _RankedValues) -> dict[str, float]:
 
 
 def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
-    """EngineSample's pool fields from the labels of `vllm:cache_config_info`; {} where none is of this engine."""
+    """EngineSample's pool fields from the labels of `vllm:cache_config_info`; {} without a row of this engine."""
     model, engine = key
     of_model = (row for row in configs if row.get("model_name", model) == model)
     config = next((row for row in of_model if "engine" not in row or _engine_name(row) == engine), None)

@@ -13,14 +13,14 @@ _PORT_NAMES = ("http", "metrics", "vllm", "api", "openai", "serving")
 _PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path", "prometheus.io/scheme"
 
 
-def metrics_endpoint(ip: str, ports: Sequence[tuple[str, int]], notes: Mapping[str, str]) -> Endpoint:
-    """The metrics of a pod with these ports (name and number each), by its prometheus.io annotations (`notes`), else at
-    a port with a known name, vLLM's default or the first one."""
+def metrics_endpoint(ip: str, ports: Sequence[tuple[str, int]], annotations: Mapping[str, str]) -> Endpoint:
+    """The metrics endpoint of a pod with these (name, number) `ports`: by its prometheus.io annotations, else the port
+    with a known name, vLLM's default port or the first one."""
     by_name, numbers = dict(ports), [number for _, number in ports]
     fallback = DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
     port = next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
-    port = int(notes[_PORT_NOTE]) if notes.get(_PORT_NOTE, "").isdecimal() else port
-    scheme, path = notes.get(_SCHEME_NOTE, "http"), notes.get(_PATH_NOTE, "/metrics")
+    port = int(annotations[_PORT_NOTE]) if annotations.get(_PORT_NOTE, "").isdecimal() else port
+    scheme, path = annotations.get(_SCHEME_NOTE, "http"), annotations.get(_PATH_NOTE, "/metrics")
     return Endpoint(f"{scheme}://{f'[{ip}]' if ':' in ip else ip}:{port}/{path.lstrip('/')}")
 
 
@@ -40,8 +40,8 @@ def pods_api(context: str | None = None) -> Any:
 
 
 def load_kubernetes_config(config: Any, context: str | None) -> None:
-    """Configures the client, by its module `kubernetes.config`, for the pod's own cluster; for the kubeconfig's, in a
-    named context or outside of a pod. Raises its ConfigException."""
+    """Configures `config` (the module `kubernetes.config`) for the pod's own cluster, else or for a named `context` for
+    the kubeconfig's. Raises its ConfigException."""
     if context is None:
         with contextlib.suppress(config.ConfigException):
             config.load_incluster_config()
@@ -50,8 +50,8 @@ def load_kubernetes_config(config: Any, context: str | None) -> None:
 
 
 def discovered_endpoints(api: Any, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
-    """The metrics endpoint, by `namespace/name`, of each running pod that the label selector matches in one namespace
-    or (None) all; LegroomError for an empty selector, or where the API does not list pods. `api`: see `pods_api`."""
+    """`namespace/name` -> metrics endpoint of each running pod that the label selector matches, in one namespace or
+    (None) all; LegroomError for an empty selector or where the API fails. `api`: from `pods_api`."""
     from kubernetes.client.exceptions import ApiException  # an extra
 
     if not selector.strip():

@@ -88,7 +88,7 @@ class PrometheusSource:
             self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """The PromQL queries (for all values, for the time of each server's last scrape, for `up`)."""
+        """The PromQL queries for all values, for the time of each server's last scrape, and for `up`."""
         return (
             self._values_query(self._matchers),
             f"timestamp({_selector(_timestamped_series(), self._matchers)})",
@@ -96,8 +96,8 @@ class PrometheusSource:
         )
 
     def _values_query(self, matchers: str) -> str:
-        """The PromQL, with these label matchers, for the series that legroom reads: vLLM's of any release, without
-        buckets, legroom's own, and the resident memory of the targets that have vLLM's."""
+        """PromQL, with these label matchers, of all series to read: vLLM's of any release except buckets, legroom's
+        own, and the resident memory of targets that have vLLM's."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         # Buckets would be a hundred more series per server.
         latencies = [name for role in _LATENCIES for name in metrics.names_of(role)]
@@ -109,8 +109,8 @@ class PrometheusSource:
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(self, session: aiohttp.ClientSession, time_s: float, *, is_past: bool = False) -> list[ScrapeResult]:
-        """Samples of the servers that were scraped since the last call, and a failure of each missing one; `is_past`:
-        as Prometheus would have answered at `time_s`, not now."""
+        """Samples of the servers scraped since the last call, and a failure of each missing one; `is_past`: evaluated
+        at `time_s`, not now."""
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s)
@@ -121,7 +121,7 @@ class PrometheusSource:
     async def _poll_in_turns(
         self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float
     ) -> list[ScrapeResult]:
-        """Of a large fleet: samples of the servers that are due now only, and failures of those that are missing."""
+        """For a large fleet: samples of the servers due now alone, and failures of missing ones."""
         (times, evaluated_s), (up, _) = await self._post_queries(session, form, self.queries()[1:])
         scraped = _scrape_times(times)
         due = self._due_servers(scraped, time_s)
@@ -136,17 +136,18 @@ class PrometheusSource:
     async def _post_queries(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str]
     ) -> list[_Answer]:
-        """(rows, evaluation time) of each PromQL query, all posted at the same time with the other POST fields."""
+        """(Rows, evaluation time) of each PromQL query, posted at the same time; `form`: further POST fields."""
         return await _gather(*(self._post_query(session, form | {"query": query}) for query in queries))
 
     async def _query_series(
         self, servers: Collection[str], rows: _Rows, session: aiohttp.ClientSession, form: dict[str, str]
     ) -> _SeriesByServer:
-        """The series of these servers, which are selected by their labels in `rows`; `form`: further POST fields."""
+        """The series of these servers, selected by their labels in `rows`; `form`: further POST fields."""
         # Prometheus runs 20 queries at once by default (--query.max-concurrency).
         gate = asyncio.Semaphore(4)
 
         async def query_part(matcher: str) -> _SeriesByServer:
+            """The series of the servers that this label matcher selects."""
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
                 rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)})
@@ -165,8 +166,8 @@ class PrometheusSource:
         return self._take_samples(due, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
     def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """Of server -> time of its last scrape, those to take a sample of now; remembers the times of all. Of a large
-        fleet it is a part that fits the time since the last poll, the longest due first."""
+        """Those of `scraped` (server -> last scrape's time) of which to take a sample now; their times are remembered.
+        Of a large fleet these are the longest due, as many as fit the time since the last poll."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
@@ -201,8 +202,8 @@ class PrometheusSource:
     def _missing_servers(
         self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
     ) -> list[ScrapeResult]:
-        """A failure, once a scrape interval, of each known server that is not `present`; not of one whose target
-        Prometheus has removed. `is_up`: the value of `up` by server."""
+        """A failure, once per scrape interval, of each known server that is not `present`, unless Prometheus has
+        removed its target. `is_up`: the value of `up` by server."""
         self._targets |= is_up.keys() & present.keys()
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
@@ -225,7 +226,7 @@ class PrometheusSource:
         return failures
 
     async def query(self, session: aiohttp.ClientSession, query: str) -> _Rows:
-        """The label sets and values of any instant query."""
+        """The (labels, value) rows of any instant query."""
         return (await self._post_query(session, {"query": query}, timeout_s=60.0))[0]
 
     async def _post_query(
@@ -257,7 +258,7 @@ async def _gather(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
 
 
 def _sample_interval_s(fleet_size: int) -> float:
-    """The least seconds between two samples of one server: more than 0 in a large fleet only."""
+    """Least seconds between two samples of one server; 0 unless the fleet is large."""
     return _LARGE_FLEET_APART_S if fleet_size > _LARGE_FLEET else 0.0
 
 

@@ -53,7 +53,7 @@ class Histogram:
         return self.counts[-1]
 
     def since(self, older: Histogram | None) -> Histogram | None:
-        """The observations since an older sample; None after a restart or with other bounds."""
+        """The observations made since the `older` histogram; None after a restart or where the bounds differ."""
         if older is None or older.bounds != self.bounds:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
@@ -63,14 +63,14 @@ class Histogram:
         return Histogram(self.bounds, grown, self.sum - older.sum)
 
     def plus(self, other: Histogram) -> Histogram:
-        """The sum of both; self where the bounds differ."""
+        """The sum of both histograms; `self` where their bounds differ."""
         if other.bounds != self.bounds:
             return self
         counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """The quantile at `share`, interpolated linearly; in the last bucket its lower bound; None without values."""
+        """The quantile at `share` (0 to 1), interpolated; in the last bucket its lower bound; None if empty."""
         if self.count <= 0 or len(self.bounds) < 2:
             return None
         wanted = share * self.count
@@ -152,7 +152,7 @@ class GuardSample:
 
 
 def _sum_known(values: list[float | None]) -> float | None:
-    """The sum of the values that are known; None where none is."""
+    """The sum of the values that are not None; None where all are."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -188,22 +188,22 @@ class Sample:
     """Problems of the response that left it readable."""
 
     def total(self, field: str) -> float | None:
-        """The sum of an engine field over all engines; None where no engine shows it."""
+        """The sum of the EngineSample field named `field` over all engines; None where no engine reports it."""
         return _sum_known([getattr(engine, field) for engine in self.engines])
 
     @property
     def running(self) -> float | None:
-        """Running requests over all engines; None where no engine shows them."""
+        """Running requests over all engines; None where no engine reports them."""
         return self.total("running")
 
     @property
     def waiting(self) -> float | None:
-        """Requests that wait in the engines and in front of them, in the guard; None where neither shows them."""
+        """Requests waiting in the engines and in the guard before them; None where neither reports them."""
         return _sum_known([self.total("waiting"), *(guard.waiting for guard in self.guards)])
 
     @property
     def num_blocks(self) -> int | None:
-        """KV cache blocks over all engines; None where no engine shows them."""
+        """KV cache blocks over all engines; None where no engine reports them."""
         total = self.total("num_blocks")
         return None if total is None else int(total)
 

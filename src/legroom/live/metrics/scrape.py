@@ -76,7 +76,7 @@ async def scrape_result(
 async def fetch(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float, form: Mapping[str, str] | None = None
 ) -> bytes:
-    """The body of a GET, or of a POST where a form is given. Raises ScrapeFailed."""
+    """The body of a GET, or of a POST where a `form` is given. Raises ScrapeFailed."""
     import aiohttp  # slow to import
 
     server = target.server
@@ -164,14 +164,15 @@ async def scrape_fleet(
     rounds: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Scrapes every server once per interval, spread evenly, and passes each result to `take`: `rounds` times, or for
-    ever (None). A server that has not answered by its next turn is skipped once."""
+    """Scrapes every server once per interval, spread evenly, and passes each result to `take`; `rounds` times, or
+    forever (None). A server that has not answered by its next turn is skipped once."""
     if not targets:
         return
     gate = asyncio.Semaphore(64)
     async with open_session() as session:
 
         async def scrape_one(target: Endpoint) -> None:
+            """Scrapes one server when the gate has room, and passes the result to `take`."""
             async with gate:
                 result = await scrape_result(session, target, timeout_s)
             done = take(result)

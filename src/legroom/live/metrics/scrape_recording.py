@@ -28,7 +28,7 @@ from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Sample, Scrape
 
 
 def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
-    """(series in Prometheus's text format, value) for every value of a sample."""
+    """(Series in Prometheus's text format, value) for every value of a sample."""
     pools = Counter((engine.model, *_pool_labels(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
         yield from _engine_series(engine)
@@ -57,10 +57,10 @@ def _quoted_label(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _series_name(role: str, base: str, **extra: str) -> str:
-    """A series of the role's metric in Prometheus's text format; `base`: labels as text, `extra`: more labels."""
-    more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
-    return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
+def _series_name(role: str, base_labels: str, **extra_labels: str) -> str:
+    """A series of the role's metric in Prometheus's text format; `base_labels`: labels as text."""
+    more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra_labels.items())
+    return f"{metrics.names_of(role)[0]}{{{base_labels}{more}}}"
 
 
 def _base_labels(engine: EngineSample) -> str:
@@ -147,7 +147,7 @@ class Recorder:
                 self._file.flush()
 
     def _changed_values(self, sample: Sample) -> dict[str, Any]:
-        """The line for a sample: new series, values changed since the server's last one, and series gone."""
+        """The recording's line for a sample: new series, values changed since the server's last one, series gone."""
         new: list[str] = []
         values: dict[int, float] = {}
         for series, value in sample_series(sample):
@@ -208,7 +208,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 
 def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
-    """The result of one line; adds its series to `numbered`, updates `last` (values by server and series number)."""
+    """The result of a recording's line; adds new series to `numbered` and sets the server's values in `last`."""
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:

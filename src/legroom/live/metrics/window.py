@@ -52,11 +52,11 @@ class EngineStep(samples.EngineSample):
 
     @property
     def peak_kv_use(self) -> float:
-        """The higher KV use (0 to 1) of the step's start and end; it dips after a preemption."""
+        """The higher KV use (0 to 1) of the step's start and end, as use dips after a preemption."""
         return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
 
     def has_no_room(self, full_ratio: float) -> bool:
-        """Whether the pool is full, or requests wait and one more of the mean running size does not fit."""
+        """Whether the KV pool is full, or requests wait while one more of the running ones' mean size does not fit."""
         use = self.peak_kv_use
         if use >= full_ratio:
             return True
@@ -93,7 +93,7 @@ class WindowStep:
     """Requests that vLLM's own queue limits rejected."""
 
     def total(self, field: str) -> float | None:
-        """The sum of a field of EngineStep over the engines; None where none reports it."""
+        """The sum of the EngineStep field named `field` over the engines; None where none reports it."""
         if len(self.engines) == 1:  # nearly always, in hundreds of calls per scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
@@ -136,8 +136,8 @@ def _engine_step(new: samples.EngineSample, old: samples.EngineSample, seconds: 
 
 
 def _guard_step(new: Iterable[samples.GuardSample], old: dict[str, samples.GuardSample]) -> samples.GuardSample | None:
-    """All guards together: what they counted since the last sample of each (`old`, by API server), and the requests
-    that wait now; None without a guard."""
+    """All guards in one: what they counted since each one's last sample (`old`, by API server) and how many requests
+    wait now; None without a guard."""
     pairs = [(guard, old.get(guard.api_server)) for guard in new]
     if not pairs:
         return None
@@ -182,7 +182,7 @@ class Window:
         return snapshot
 
     def add(self, result: samples.ScrapeResult) -> None:
-        """Adds a scrape, of which a sample ends a step; where the clock went back, all earlier steps are forgotten."""
+        """Adds a scrape; a sample ends a step. If the clock went back, all earlier steps are forgotten."""
         is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
@@ -238,7 +238,7 @@ class Window:
         return WindowStep(sample.time_s, seconds, engines, restarted, guards, waited, refused)
 
     def _is_other_replica(self, sample: samples.Sample) -> bool:
-        """Whether another process answered that started long ago: several servers behind one address."""
+        """Whether another process answered that started long ago, so that several servers share an address."""
         before = self.latest
         if before is None or not sample.process_start_s or not before.process_start_s:
             return False
@@ -277,12 +277,12 @@ class Window:
         return list(takewhile(lambda step: step.time_s > from_s, reversed(self.steps)))[::-1]
 
     def increase(self, field: str, seconds: float) -> float | None:
-        """The increase of a counter (`field` of EngineStep) over the last `seconds`; None where it is not reported."""
+        """A counter's (`field` of EngineStep) increase over the last `seconds`; None where it is not reported."""
         grown = [value for step in self.recent(seconds) if (value := step.total(field)) is not None]
         return sum(grown) if grown else None
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
-        """The increase per second of a counter (`field` of EngineStep) over the last `seconds`; None: not reported."""
+        """A counter's (`field` of EngineStep) increase per second over the last `seconds`; None if not reported."""
         grown = [(value, step.seconds) for step in self.recent(seconds) if (value := step.total(field)) is not None]
         spent_s = sum(step_s for _, step_s in grown)
         return sum(growth for growth, _ in grown) / spent_s if spent_s > 0 else None
@@ -298,12 +298,12 @@ class Window:
         return total
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """The quantile of the histogram `field` over the last `seconds` for each share (0.5: median); None if empty."""
+        """For each of `shares` (0.5: median) the quantile of the histogram `field` over `seconds`; None if empty."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per queried token (0 to 1), by counters or else by V0's gauge; None where unknown."""
+        """Prefix-cache hits per queried token (0 to 1), from counters or V0's gauge; None where unknown."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)

@@ -57,7 +57,7 @@ class NodeSpread:
 
     @property
     def nodes_sentence(self) -> str:
-        """A sentence for the manifest's head: how many nodes, and how the ranks or copies spread over them."""
+        """A sentence for the manifest's head: the number of nodes, and what of the server each one runs."""
         if self.ray:
             return f"{self.nodes} nodes in a Ray cluster; the driver on its head starts the ranks of all of them."
         if self.engines_per_node:
@@ -96,7 +96,7 @@ class NodeSpread:
 
     @property
     def worker_shell_wrapper(self) -> str:
-        """A shell line around a worker's command that computes its start rank; empty where none is needed."""
+        """A shell line around a worker's command that adds its --data-parallel-start-rank; empty if not needed."""
         if self.ray or self.external or self.engines_per_node < 2:
             return ""
         return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.engines_per_node}))"'
@@ -137,8 +137,8 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """The plan of `copies` engines of `ranks` GPUs, with multi-node flags where one node has too few GPUs, and its
-    spread over nodes; LegroomError where none works."""
+    """(The plan, with multi-node flags where its `copies` (data-parallel engines) of `ranks` GPUs each need more than
+    one node; its spread over nodes); LegroomError where they cannot be split."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
@@ -155,11 +155,11 @@ def _split_over_nodes(
     return replace(plan, command=(*plan.command, "--nnodes", str(nodes))), NodeSpread(nodes)
 
 
-def _check_gpus_divide_among_nodes(cards: int, nodes: int) -> None:
+def _check_gpus_divide_among_nodes(gpus: int, nodes: int) -> None:
     """Raises LegroomError unless each node gets the same number of GPUs."""
-    if cards % nodes:
+    if gpus % nodes:
         hint = "choose parallel sizes whose product does"
-        raise LegroomError(f"{cards} cards do not divide into {nodes} nodes alike", hint)
+        raise LegroomError(f"{gpus} cards do not divide into {nodes} nodes alike", hint)
 
 
 def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
@@ -169,20 +169,20 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
         raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
 
 
-def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
-    """The server with one node's GPUs and no flags whose value differs for each pod; `args`: the plan's arguments."""
-    if over.nodes == 1:
+def server_of_node(server: ExportedServer, spread: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
+    """The server with one node's GPUs, without flags whose value differs per pod; `args`: the plan's vLLM arguments."""
+    if spread.nodes == 1:
         return server
     phrases = tuple(phrase for phrase in server.phrases if phrase.flag not in _PER_POD_FLAGS)
     ranks = gpus_per_engine(args)
-    if not over.engines_per_node:
+    if not spread.engines_per_node:
         cards = ranks * int(args.get("data_parallel_size") or 1)
-        server = replace(server, gpus=math.ceil(cards / over.nodes))
+        server = replace(server, gpus=math.ceil(cards / spread.nodes))
     return replace(server, phrases=(*phrases, *_collective_timeouts(server, ranks)))
 
 
 def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[Phrase]:
-    """Flags for collective timeouts where loading takes longer; with one rank per engine also executor `mp`."""
+    """Longer collective timeouts where loading exceeds the default; for one GPU per engine also executor `mp`."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:

@@ -56,7 +56,7 @@ class ClusterSettings:
 
     @property
     def own_volumes(self) -> bool:
-        """Whether each new pod starts with an empty cache volume and downloads the weights again."""
+        """Whether each new replica starts with an empty cache volume and downloads the weights."""
         return self.cache in ("pod", "kept")
 
     @property
@@ -82,7 +82,7 @@ def pod_selector(server: ExportedServer) -> dict[str, str]:
 
 
 def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
-    """Labels and annotations; `scraped`: with those by which Prometheus finds the metrics."""
+    """A pod's labels and annotations; `scraped`: also the prometheus.io annotations by which Prometheus finds it."""
     annotations = planned_gpu_note(server)
     if scraped:
         annotations |= {"prometheus.io/scrape": "true", "prometheus.io/port": str(server.port)}
@@ -118,11 +118,11 @@ def node_selector(server: ExportedServer) -> dict[str, Any]:
 def pod_spec(
     server: ExportedServer,
     settings: ClusterSettings,
-    first: dict[str, Any] | None = None,
+    main_container: dict[str, Any] | None = None,
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The spec of a pod: containers, volumes, node selector, grace period; `first` replaces its main container."""
+    """The spec of a pod; `main_container`: by default vLLM's; `takes_requests` False: it serves no HTTP."""
     links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
     grace_s, hook_s = pre_stop_s(server) + server.times.stop_s, pre_stop_s(server, takes_requests=takes_requests)
     after = "the drain and the teardown" if hook_s == pre_stop_s(server) else "the teardown"
@@ -141,7 +141,7 @@ def pod_spec(
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
     pod |= node_selector(server)
     sidecar = [_sidecar_container(server, settings)] if server.options.sidecar else []
-    pod["containers"] = [first or container(server, settings), *sidecar]
+    pod["containers"] = [main_container or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
     return pod
 
@@ -149,24 +149,24 @@ def pod_spec(
 def container(
     server: ExportedServer,
     settings: ClusterSettings,
-    more: Sequence[Phrase] = (),
-    wrapper: str = "",
+    rank_flags: Sequence[Phrase] = (),
+    shell_wrapper: str = "",
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The vLLM container; `more`: flags of its rank, `wrapper`: sh script around it; probes if it `takes_requests`."""
+    """The vLLM container; `rank_flags`: those of its pod in a group; `shell_wrapper`: run with the command as "$@"."""
     why, pre_stop = _pre_stop_hook(server)
     if not takes_requests:
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
         why += "which need every rank."
         pre_stop = f"sleep {pre_stop_s(server, takes_requests=False)}"
     command = [literal(word) for word in containers.entrypoint(server)]
-    if wrapper:
-        command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
+    if shell_wrapper:
+        command = ["/bin/sh", "-c", literal(shell_wrapper), command[0], *command]
     # In `more` is a variable, `$(LWS_WORKER_INDEX)`.
-    args = [*commented_words(server.phrases, literal), *commented_words(more, str)]
+    args = [*commented_words(server.phrases, literal), *commented_words(rank_flags, str)]
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
-    if env := [*env_entries(server, settings, bool(more))]:
+    if env := [*env_entries(server, settings, bool(rank_flags))]:
         program["env"] = env
     if settings.restricted:
         program["securityContext"] = READ_ONLY_CONTAINER
@@ -180,13 +180,13 @@ def container(
     }
 
 
-def env_entries(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
-    """The `env` of the container; `grouped`: with the address at which other pods of the group reach it."""
+def env_entries(server: ExportedServer, settings: ClusterSettings, in_group: bool = False) -> Iterator[Any]:
+    """The container's `env` entries; `in_group`: with VLLM_HOST_IP, by which other pods of the group reach it."""
     if settings.restricted:
         why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
         yield Commented(why, {"name": "HOME", "value": settings.home_folder})
         yield NAMED_USER
-    if grouped:
+    if in_group:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         yield Commented("The address by which the other pods of the group reach it.", address)
     for line in containers.container_env(server):
@@ -244,7 +244,7 @@ def health_probes(server: ExportedServer) -> dict[str, Any]:
 
 
 def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
-    """(a comment, the shell line) of the preStop hook, which drains the server."""
+    """(Comment, shell line) of the preStop hook, which drains the server."""
     leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
         why = f"{leaving} the guard refuses new requests while running ones finish."
@@ -256,7 +256,7 @@ def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
 
 
 def pre_stop_s(server: ExportedServer, *, takes_requests: bool = True) -> int:
-    """The most seconds of the preStop hook; a pod that takes no requests also waits for vLLM's own drain, if any."""
+    """Most seconds of the preStop hook; unless the pod `takes_requests`, it includes vLLM's own drain time, if any."""
     drains_here = server.options.guard or not server.drains_itself
     drains = drains_here + (server.drains_itself and not takes_requests)
     return ENDPOINT_S + server.times.drain_s * drains
@@ -271,7 +271,7 @@ def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[di
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
-    """Volumes: shm, model folder or cache (none if `kept`), tmp if restricted, the sidecar's and named files."""
+    """Pod volumes: shm, model folder or cache (none if it is `kept`), tmp if restricted, sidecar, files in flags."""
     size = f"{containers.shm_gib(server)}Gi"
     why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
@@ -291,9 +291,9 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
     return [shm, *more, *pod_files(server).volumes]
 
 
-def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
-    """The spec of a PersistentVolumeClaim for the cache of the weights; `mode` is its access mode."""
-    return {"accessModes": [mode], "resources": {"requests": {"storage": f"{containers.cache_gib(server)}Gi"}}}
+def claim_spec(server: ExportedServer, access_mode: str) -> dict[str, Any]:
+    """The spec of a PersistentVolumeClaim for the weights' cache; `access_mode` such as ReadWriteOnce."""
+    return {"accessModes": [access_mode], "resources": {"requests": {"storage": f"{containers.cache_gib(server)}Gi"}}}
 
 
 def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:

@@ -30,15 +30,15 @@ def group_name(server: ExportedServer) -> str:
     return f"{server.name[: most - 7].rstrip('-')}-{digest}{_SUFFIX}"
 
 
-def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def leader_worker_set(server: ExportedServer, settings: ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
     """The LeaderWorkerSet manifest of a server over several nodes: one pod per node, restarted as a group."""
-    first = container(server, settings, over.leader_flags())
+    first = container(server, settings, spread.leader_flags())
     restart = "Ranks that lost one of them wait for it forever: the whole group starts anew."
     template: dict[str, Any] = {
-        "size": Commented("Pods of a group, one on each node.", over.nodes),
+        "size": Commented("Pods of a group, one on each node.", spread.nodes),
         "restartPolicy": Commented(restart, "RecreateGroupOnPodRestart"),
         "leaderTemplate": _pod_template(pod_metadata(server), LEADER, pod_spec(server, settings, first)),
-        "workerTemplate": _worker_template(server, settings, over),
+        "workerTemplate": _worker_template(server, settings, spread),
     }
     if settings.cache == "kept" and not server.local_model:  # volumes outlive pods, so no restart downloads again
         claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
@@ -59,11 +59,11 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", about, spec)
 
 
-def _worker_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _worker_template(server: ExportedServer, settings: ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
     """The pod template of all pods but the first."""
-    is_open = over.answers_everywhere
+    is_open = spread.answers_everywhere
     started, watched = (server, server) if is_open else (headless(server), _without_watch(server))
-    own = container(started, settings, over.worker_flags(), over.worker_shell_wrapper, takes_requests=is_open)
+    own = container(started, settings, spread.worker_flags(), spread.worker_shell_wrapper, takes_requests=is_open)
     about, spec = pod_metadata(server, scraped=is_open), pod_spec(watched, settings, own, takes_requests=is_open)
     return _pod_template(about, WORKER, spec)
 
@@ -80,13 +80,13 @@ def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings)
         yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
 
 
-def _pod_template(about: dict[str, Any], role: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
-    """A pod template from metadata (`about`), the label of its `role`, and the pod's spec."""
-    return {"metadata": {**about, "labels": {**about["labels"], **role}}, "spec": spec}
+def _pod_template(metadata: dict[str, Any], role_label: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
+    """A pod template of this metadata, with `role_label` added to its labels, and the pod's spec."""
+    return {"metadata": {**metadata, "labels": {**metadata["labels"], **role_label}}, "spec": spec}
 
 
 def _without_watch(server: ExportedServer) -> ExportedServer:
-    """The server without its sidecar, for a pod that serves no HTTP."""
+    """The server without its `legroom watch` sidecar, for a pod that serves no HTTP."""
     return replace(server, options=replace(server.options, sidecar=False))
 
 
@@ -95,10 +95,10 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 """KubeRay's `ray start` command of the pod; without --block it leaves Ray running in the background."""
 
 
-def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def ray_cluster(server: ExportedServer, settings: ClusterSettings, spread: NodeSpread) -> dict[str, Any]:
     """The RayCluster manifest: vLLM runs on the head, and the other nodes are one worker group of fixed size."""
     # The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few.
-    cards = server.gpus * over.nodes
+    cards = server.gpus * spread.nodes
     wait = "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
     wait += f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
     head = container(server, settings)
@@ -113,7 +113,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     ranks = pod_spec(_without_watch(server), settings, _with_host_ip(worker), takes_requests=False)
     others = {
         "groupName": "ranks",
-        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), over.nodes - 1),
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), spread.nodes - 1),
         "rayStartParams": {},
         "template": _pod_template(pod_metadata(server, scraped=False), WORKER, ranks),
     }
@@ -128,8 +128,8 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
 
 
-def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
+def _with_host_ip(main_container: dict[str, Any]) -> dict[str, Any]:
     """A copy of the container with VLLM_HOST_IP set to the pod's IP, before its other variables."""
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     why = Commented("The address by which Ray's other nodes reach it.", address)
-    return {**first, "env": [why, *first.get("env", [])]}
+    return {**main_container, "env": [why, *main_container.get("env", [])]}
