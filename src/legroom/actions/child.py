@@ -86,7 +86,7 @@ class Child:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the reader of its output has stalled, so that the server may block while it prints."""
+        """Whether the reader of legroom's output has stalled, so that the server may block when it prints."""
         return any(stream.is_blocked for stream in self._streams)
 
     def fileno(self) -> int:
@@ -94,7 +94,7 @@ class Child:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Waits for the keeper's next messages and handles them: the server's pid, its exit, or the keeper's death."""
+        """Handles the keeper's next messages: the server's pid, its exit, or the keeper's own death."""
         try:
             received = self._control.recv(4096)
         except OSError:
@@ -124,8 +124,8 @@ class Child:
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """Kills the engines, so that the API servers fail running requests and exit; False where there are none, or
-        the server itself is stopped (SIGSTOP) and could not."""
+        """Kills the engines, so that the API servers fail running requests and exit; False if there are none or the
+        server itself is stopped (SIGSTOP) and could not."""
         if self.pid is None or processes.is_stopped(self.pid):
             return False
         # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
@@ -139,22 +139,22 @@ class Child:
         return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items()) > 0
 
     def has_stopped_engine(self) -> bool:
-        """Whether a signal has stopped the server or an engine (SIGSTOP); one under a debugger is not."""
+        """Whether a signal (SIGSTOP) has stopped the server or an engine; a stop by a debugger does not count."""
         return self.pid is not None and (processes.is_stopped(self.pid) or bool(self._stopped_engines(self.pid)))
 
     @staticmethod
     def _stopped_engines(server: int) -> dict[int, int]:
-        """Pid -> start time of the engines that a signal has stopped, also of releases that set no titles."""
+        """Pid -> start time of the stopped (SIGSTOP) engines of API server `server`, also untitled ones."""
         below = processes.descendants(server).items()
         return {pid: start for pid, start in below if processes.is_stopped(pid) and processes.engine_name(pid, server)}
 
     def has_several_api_servers(self, table: processes.ProcessTable | None = None) -> bool:
-        """Whether API servers run as child processes of the server, by this table or the present processes."""
+        """Whether the server has API servers as child processes, by `table` or else a new scan."""
         below = processes.descendants(self.pid, table) if self.pid is not None else ()
         return any(processes.has_role(pid, "APIServer") for pid in below)
 
     def wait_gone(self, timeout_s: float) -> bool:
-        """Waits for all of its processes to end; returns whether they have."""
+        """Waits until all its processes have ended, up to `timeout_s`; returns whether they have."""
         until = time.monotonic() + timeout_s
         while not self.gone and (left := until - time.monotonic()) > 0:
             if select.select([self], [], [], left)[0]:
@@ -162,7 +162,7 @@ class Child:
         return self.gone
 
     def mark_ready(self) -> None:
-        """Stops the line callback, and forwards output in batches from now on."""
+        """Called once the server is up: ends the line callback and forwards output in batches from now on."""
         for stream in self._streams:
             stream.is_batching = True
             stream.on_line = None

@@ -22,7 +22,7 @@ class CommandPlatform:
     settle_s: float = 10.0
 
     async def state(self) -> platform.State:
-        """Whether the process that `pid_file` names runs; unknown without such a file."""
+        """Whether the process in `pid_file` runs; unknown without such a file."""
         if self.pid_file is None:
             return platform.State(None)
         text = platform.read_optional(self.pid_file)
@@ -43,13 +43,13 @@ class CommandPlatform:
         await run_checked(words, "the restart command", timeout_s=request.deadline_s, env=env, request=request)
 
     async def override_place(self) -> platform.Override:
-        """The flags file with its present content; FlagsFixed where none is named."""
+        """The flags file and its present content, to restore; FlagsFixed where no flags file is configured."""
         if self.flags_file is None:
             raise platform.FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
         return platform.Override(str(self.flags_file), platform.read_optional(self.flags_file))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
-        """Writes the change as JSON for the restart command."""
+        """Writes the change as JSON to the flags file, for the restart command."""
         place = Path((await self.override_place()).place)
         content = {"flags": dict(change.flags), "env": dict(change.env)}
         platform.write_atomically(place, json.dumps(content, indent=1) + "\n", 0o600)

@@ -18,16 +18,16 @@ class DockerContainer:
 
     @property
     def name(self) -> str:
-        """In words: `Docker container NAME`."""
+        """`Docker container NAME`, for messages."""
         return f"Docker container {self.container}"
 
     @property
     def settle_s(self) -> float:
-        """Seconds until a restart shows: Docker kills the container after `stop_s`."""
+        """Seconds until a restart shows in the state: `stop_s`, when Docker kills the container, and ten more."""
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
-        """Running unless paused, as Docker says; the PID and the start time are the identity."""
+        """The state by `docker inspect`: it runs unless paused; PID and start time are its identity."""
         return await _container_state(self.container)
 
     async def restart(self, request: platform.RestartRequest) -> None:
@@ -56,16 +56,16 @@ class ComposeService:
 
     @property
     def name(self) -> str:
-        """In words: `Compose service NAME of FILE`."""
+        """`Compose service NAME of FILE`, for messages."""
         return f"Compose service {self.service} of {self.file.name}"
 
     @property
     def settle_s(self) -> float:
-        """Seconds until a restart shows: Compose kills the container after `stop_s`."""
+        """Seconds until a restart shows in the state: `stop_s`, when Compose kills the container, and ten more."""
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
-        """The state of its first container; not running where it has none."""
+        """The state of the service's first container; not running where it has none."""
         words = self._compose_command("ps", "--all", "--quiet", self.service)
         ids = (await run_checked(words, f"asking for {self.name}")).split()
         return await _container_state(ids[0]) if ids else platform.State(None, False)
@@ -77,7 +77,7 @@ class ComposeService:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        """An override file beside the Compose file, with its present content."""
+        """legroom's override file beside the Compose file, with its present content to restore."""
         await self._command_words()
         return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 
@@ -97,7 +97,7 @@ class ComposeService:
         platform.restore_file(Path(override.place), override.before)
 
     async def _command_words(self) -> list[str]:
-        """The words of the service's `command:`; FlagsFixed where it has none, or vLLM's flags are not in it."""
+        """The words of the service's `command:`; FlagsFixed if it has none, or none with vLLM's flags."""
         words = self._compose_command("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}")
         service = _parse_json(text, self.file.name).get("services", {}).get(self.service)
@@ -127,7 +127,7 @@ class ComposeService:
         return self.file.with_name(f"{self.file.stem}.legroom.yaml")
 
     def _compose_command(self, *words: str) -> list[str]:
-        """`docker compose` with the Compose file, and legroom's override where it exists, before the words."""
+        """`docker compose` with the Compose file, legroom's override if it exists, and then `words`."""
         files = ["--file", str(self.file)]
         if self._override_file().exists():
             files += ["--file", str(self._override_file())]

@@ -22,8 +22,8 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def run_until_all_ended(control_fd: int, leftover_grace_s: float, words: list[str]) -> None:
-    """Runs the server until none of its descendants is left, which are killed `leftover_grace_s` after its end, or at
-    once when legroom sends `kill` or dies."""
+    """Runs the server until all its descendants have ended; those left are killed `leftover_grace_s` after its end, or
+    at once when legroom sends `kill` or dies."""
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)
@@ -45,7 +45,7 @@ def run_until_all_ended(control_fd: int, leftover_grace_s: float, words: list[st
 
 
 def _execute_server(words: list[str], control_fd: int) -> int:
-    """Starts the server in a process group of its own; its pid, or 0 after it sent `failed ERRNO` to legroom."""
+    """Starts the server in its own process group; its pid, or 0 after sending `failed ERRNO` to legroom."""
     failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
     pid = os.fork()
@@ -76,7 +76,7 @@ def _execute_server(words: list[str], control_fd: int) -> int:
 
 
 def _relay_until_exit(control_fd: int, server: int, ended_fd: int, leftover_grace_s: float) -> None:
-    """Passes legroom's signals to the server until it ends (`ended_fd` is readable) or legroom dies; kills the rest."""
+    """Forwards legroom's signals to `server` until it ends (`ended_fd` readable) or legroom dies; kills the rest."""
     pending = b""
     while True:
         readable, _, _ = select.select([control_fd, ended_fd], [], [])
@@ -108,7 +108,7 @@ def _relay_until_exit(control_fd: int, server: int, ended_fd: int, leftover_grac
 
 
 def _wait_until_empty(timeout_s: float, control_fd: int | None = None) -> None:
-    """Waits until no descendant is left, the time is up, or legroom dies or sends a message."""
+    """Waits until no descendant is left, `timeout_s` passed, or legroom died or sent a message (if `control_fd`)."""
     until = time.monotonic() + timeout_s
     while descendants(os.getpid()) and time.monotonic() < until:
         if control_fd is not None and select.select([control_fd], [], [], 0)[0]:
@@ -140,25 +140,25 @@ def send_signal(pid: int, start_ticks: int, signum: int) -> bool:
         os.close(handle)
 
 
-def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int:
-    """Kills all descendants of a process except those that `spare` accepts; returns their number."""
-    below = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
+def kill_below(ancestor: int, is_spared: Callable[[int], bool] | None = None) -> int:
+    """Kills all descendants of a process except those for which `is_spared(pid)` is true; returns their number."""
+    below = {pid: start for pid, start in descendants(ancestor).items() if is_spared is None or not is_spared(pid)}
     for pid, start in below.items():
         send_signal(pid, start, signal.SIGKILL)
     return len(below)
 
 
-def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> None:
+def kill_all_below(ancestor: int, is_spared: Callable[[int], bool] | None = None) -> None:
     """Repeats `kill_below` until three scans in a row find none, because one scan may miss a new process."""
     empty = 0
     while empty < 3:
-        empty = 0 if kill_below(ancestor, spare) else empty + 1
+        empty = 0 if kill_below(ancestor, is_spared) else empty + 1
         reap()
         time.sleep(0.01)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is Python's resource tracker, which removes the shared memory of processes that have ended."""
+    """Whether `pid` is Python's resource tracker, which removes shared memory that ended processes left."""
     return b"multiprocessing.resource_tracker" in process_title(pid)
 
 
@@ -185,7 +185,7 @@ def reap() -> dict[int, int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Calls Linux's prctl(2); an error, or a libc without it, is ignored."""
+    """Calls Linux's prctl(2); an error, or a libc without that function, is ignored."""
     import ctypes  # a megabyte of memory
 
     with contextlib.suppress(OSError, AttributeError):

@@ -37,11 +37,11 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """In words: `Kubernetes deployment NAMESPACE/NAME`."""
+        """`Kubernetes deployment NAMESPACE/NAME`, for messages."""
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> platform.State:
-        """Identity: the last restart's token and a hash of images and arguments; it runs with one ready replica."""
+        """Identity: restart annotation and a hash of images and arguments; it runs if at least one replica is ready."""
         workload = await self._read_manifest()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
@@ -50,7 +50,7 @@ class Workload:
         return platform.State(_template_identity(template), status.get("readyReplicas", 0) > 0, rolling)
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Annotates the pod template and waits for the end of the rollout; ActionFailed past the deadline."""
+        """Annotates the pod template, which starts a rollout, and waits for its end; ActionFailed past the deadline."""
         if request.launched is not None:
             await request.launched(0, "")
         restarted_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -65,7 +65,7 @@ class Workload:
             await asyncio.sleep(self.poll_s)
 
     async def override_place(self) -> platform.Override:
-        """The container's place in the workload, with the arguments, command and environment to restore."""
+        """The container's place in the workload, with its present arguments, command and environment."""
         container = self._server_container(await self._read_manifest())
         self._argument_words(container)
         before = {name: container.get(name) for name in ("args", "command", "env")}
@@ -86,7 +86,7 @@ class Workload:
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     def _argument_words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
-        """The field with the arguments (`args` or `command`) and its words. FlagsFixed without vLLM's flags."""
+        """(`args` or `command`, the words in it): the container's field with vLLM's flags; FlagsFixed without."""
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
@@ -112,7 +112,7 @@ class Workload:
         await self._patch_manifest({"spec": {"replicas": replicas}})
 
     def _server_container(self, workload: dict[str, Any]) -> dict[str, Any]:
-        """The configured container of the pod template, else the first; ActionFailed where it is missing."""
+        """The configured container of the workload's pod template, else the first; ActionFailed if missing."""
         containers: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
         for container in containers:
             if self.container in (None, container["name"]):
@@ -130,12 +130,12 @@ class Workload:
         manifest: dict[str, Any] = await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
         return manifest
 
-    async def _patch_manifest(self, change: dict[str, Any]) -> None:
+    async def _patch_manifest(self, patch: dict[str, Any]) -> None:
         """Applies a strategic merge patch to the workload; ActionFailed where Kubernetes refuses it."""
 
         def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
-            method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
+            method(self.workload, self.namespace, patch, _request_timeout=platform.QUERY_TIMEOUT_S)
 
         await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", call)
 
@@ -148,7 +148,7 @@ class KubernetesLease:
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
-        """Creates or takes over the group's lease for so many seconds; False where another holder's has not expired, or
+        """Creates or takes over the group's Lease for `seconds`; False where another holder's has not expired or
         another writer was faster."""
 
         def take_lease(api: Any) -> bool:
@@ -191,9 +191,9 @@ class KubernetesLease:
             return None
 
 
-def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -> _Answer:
-    """The result of `call` on the Kubernetes client of the pod's own cluster or the kubeconfig's `context`; its errors
-    become `ActionFailed`, with `doing` in the message."""
+def _call_api(context: str | None, what: str, call: Callable[[Any], _Answer]) -> _Answer:
+    """The result of `call(kubernetes.client)`, configured for the pod's own cluster or the kubeconfig's `context`;
+    errors become `ActionFailed` "`what` failed"."""
     try:
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
@@ -205,11 +205,11 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
         return call(client)
     except config.ConfigException as error:
         hint = "set KUBECONFIG"
-        raise platform.ActionFailed(f"{doing} failed: no Kubernetes configuration was found", hint) from error
+        raise platform.ActionFailed(f"{what} failed: no Kubernetes configuration was found", hint) from error
     except client.ApiException as error:
-        raise platform.ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
+        raise platform.ActionFailed(f"{what} failed: Kubernetes answered {error.status} {error.reason}") from error
     except (HTTPError, OSError) as error:
-        raise platform.ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
+        raise platform.ActionFailed(f"{what} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
 
 
 def _template_annotations(template: dict[str, Any]) -> dict[str, str]:
@@ -217,7 +217,7 @@ def _template_annotations(template: dict[str, Any]) -> dict[str, str]:
 
 
 def _template_identity(template: dict[str, Any]) -> str:
-    """A digest of images, commands and env, with the restart annotation: changes with each rollout."""
+    """A digest of a pod template's images, commands, env and restart annotation, which changes with each rollout."""
     names = ("image", "command", "args", "env")
     parts = [[container.get(name) for name in names] for container in template["spec"]["containers"]]
     annotations = _template_annotations(template)
@@ -226,7 +226,7 @@ def _template_identity(template: dict[str, Any]) -> str:
 
 
 def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:
-    """Makes the API call; False if another writer was faster (HTTP 409)."""
+    """Makes the API call; returns False if another writer was faster (HTTP 409), else True."""
     try:
         call()
     except api.ApiException as error:

@@ -74,7 +74,7 @@ class Platform(Protocol):
 
     @property
     def name(self) -> str:
-        """The platform and server in words, such as `systemd unit vllm.service`."""
+        """Platform and server in words, such as `systemd unit vllm.service`."""
 
     @property
     def settle_s(self) -> float:
@@ -84,16 +84,16 @@ class Platform(Protocol):
         """The server's identity and whether it runs; raises `ActionFailed` where the platform does not answer."""
 
     async def restart(self, request: RestartRequest) -> None:
-        """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""
+        """Restarts the server and returns once the platform has accepted that; raises `ActionFailed`."""
 
     async def override_place(self) -> Override:
-        """Where a flag change is to be written, with the content there now. Raises `FlagsFixed` where there is none."""
+        """Where a flag change will be written, with its present content; raises `FlagsFixed` if nowhere."""
 
     async def write_flags(self, change: FlagChange) -> None:
         """Writes the change for the next restart."""
 
     async def restore_flags(self, override: Override) -> None:
-        """Restores the content from before the change. May be called twice."""
+        """Restores the content that `override` kept from before the change; may be called twice."""
 
 
 @runtime_checkable
@@ -107,16 +107,16 @@ class Scalable(Protocol):
         """Set the number of servers that the platform runs."""
 
 
-def restore_file(path: Path, before: str | None) -> None:
-    """Writes the content from before a change back to a file; None removes the file."""
-    if before is None:
+def restore_file(path: Path, old_content: str | None) -> None:
+    """Writes the content from before a change back to a file; None: the file did not exist and is removed."""
+    if old_content is None:
         path.unlink(missing_ok=True)
     else:
-        write_atomically(path, before)
+        write_atomically(path, old_content)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces a file in one step; ActionFailed where it cannot be written."""
+    """Replaces a file in one step, with permissions `mode`; ActionFailed where it cannot be written."""
     try:
         replace_file(path, text, mode)
     except OSError as error:
@@ -139,12 +139,12 @@ def undo_file(action_id: int, home: Path) -> Path:
 
 
 def keep_override(action_id: int, override: Override, home: Path) -> None:
-    """Stores the content that a flag change of this action will replace, before anything is changed."""
+    """Stores, for undoing, the content that this action's flag change will replace; called before the change."""
     write_atomically(undo_file(action_id, home), json.dumps(asdict(override)) + "\n", 0o600)
 
 
 def kept_override(action_id: int, home: Path) -> Override | None:
-    """What `keep_override` stored for this action; None where it stored nothing, or the change was undone."""
+    """What `keep_override` stored for this action; None if it stored nothing or the change was undone."""
     path = undo_file(action_id, home)
     text = read_optional(path)
     if text is None:
@@ -162,7 +162,7 @@ def forget_override(action_id: int, home: Path) -> None:
 
 
 async def scale(platform: Platform, replicas: int) -> str:
-    """What was done to run this number of servers, in words. ActionFailed below 1."""
+    """Scales the platform to this number of servers; returns what was done, in words. ActionFailed below 1."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):
@@ -175,13 +175,13 @@ async def scale(platform: Platform, replicas: int) -> str:
 
 
 def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
-    """The values with each character in `signs` doubled, which escapes it in systemd, Compose and supervisord files."""
+    """The values with each character in `signs` doubled, as systemd, Compose and supervisord files escape it."""
     twice = str.maketrans({sign: sign * 2 for sign in signs})
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
 
 
 def shell_words(text: str, where: str) -> list[str]:
-    """The words of a command line; ActionFailed, saying `where` it stands, for a quote that is not closed."""
+    """The words of a command line; ActionFailed, naming the place `where`, if a quote is not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -189,8 +189,8 @@ def shell_words(text: str, where: str) -> list[str]:
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
-    """Raises FlagsFixed unless the words start vLLM; `in_image`: they follow an image's entry point, which is taken for
-    vLLM's unless it is a shell."""
+    """Raises FlagsFixed unless the words (of the place `where`) start vLLM; `in_image`: they follow the image's entry
+    point, taken for vLLM's unless they begin with a shell."""
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return

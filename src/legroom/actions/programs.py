@@ -31,7 +31,7 @@ class ProgramResult:
 
     @property
     def last_output(self) -> str:
-        """The last three lines of the output, masked; `nothing was said` without any."""
+        """The last three lines of the output, with secrets masked; `nothing was said` if it is empty."""
         lines = self.output.strip()[-2000:].splitlines()
         return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
 
@@ -43,8 +43,8 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> ProgramResult:
-    """Runs a program to its end, with `request` only once `request.launched` has recorded its pid. ActionFailed where
-    it is not installed or too slow."""
+    """Runs a program to its end, for a `request` not before `request.launched` has recorded its pid. ActionFailed if it
+    is not installed or takes longer than `timeout_s`."""
     if shutil.which(words[0]) is None:
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
     gated = request is not None and request.launched is not None
@@ -80,7 +80,7 @@ async def run_program(
 
 
 async def _stop_program(process: asyncio.subprocess.Process) -> None:
-    """Ends the program itself (SIGTERM, after 5 s SIGKILL) and waits; not its children, which may include a server."""
+    """Ends the program (SIGTERM, SIGKILL after 5 s) and waits; not its children, which may include a server."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(sent)
@@ -91,21 +91,21 @@ async def _stop_program(process: asyncio.subprocess.Process) -> None:
 
 async def run_checked(
     words: Sequence[str],
-    doing: str,
+    what: str,
     *,
     timeout_s: float = QUERY_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> str:
-    """Like `run_program`, but returns the output only; ActionFailed (`doing` failed) on a non-zero exit code."""
+    """The output of `run_program`; ActionFailed ("`what` failed: ...") for a non-zero exit code."""
     done = await run_program(words, timeout_s=timeout_s, env=env, request=request)
     if done.code:
-        raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_output}")
+        raise ActionFailed(f"{what} failed: {words[0]} ended with {done.code}: {done.last_output}")
     return done.output
 
 
 def interpreter_of_script(script: Path) -> str | None:
-    """The Python that a script's first line names, or beside pip's `#!/bin/sh` script; None where there is none."""
+    """The Python in a script's first line, or beside a script with pip's `#!/bin/sh`; None if it names none."""
     try:
         with script.open("rb") as file:
             first = file.readline(512).decode("utf-8", "replace").strip()
@@ -121,7 +121,7 @@ def interpreter_of_script(script: Path) -> str | None:
 
 
 def process_identity(pid: int) -> str | None:
-    """Pid, start ticks and boot id as a text that no later process has; None where there is none, or a zombie."""
+    """Pid, start ticks and boot id as a text that no later process has; None for a missing process or a zombie."""
     ticks = process_start_ticks(pid)
     if ticks is not None:
         try:

@@ -26,11 +26,11 @@ class RunChild:
 
     @property
     def name(self) -> str:
-        """In words, with the command in backquotes and the port."""
+        """`legroom run` and its port, for messages."""
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> platform.State:
-        """Whether the run's vLLM process lives; ActionFailed where the `legroom run` itself does not."""
+        """Whether the vLLM process of the `legroom run` lives; ActionFailed where the `legroom run` does not."""
         record = self._run_record()
         if process_identity(int(record["pid"])) is None:
             raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")
@@ -74,7 +74,7 @@ class RunChild:
         platform.write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
-        """Writes to the run's flags file what turns the running command back into the one saved in `override`."""
+        """Writes, to the run's flags file, the changes that turn its command back into the one in `override`."""
         words = [str(word) for word in self._run_record().get("command") or []]
         changes = changes_back(words, json.loads(override.before or "[]"))
         back = {name: value for name, value in changes.items() if name not in SECRET_FLAGS}  # the file has no values

@@ -17,7 +17,7 @@ class DrainMethod(Protocol):
 
     @property
     def name(self) -> str:
-        """What drains, in words: `the guard`."""
+        """What drains, in words, such as `the guard`."""
 
     async def begin(self) -> None:
         """Makes new requests be refused or routed elsewhere; raises `ActionFailed`."""
@@ -47,14 +47,14 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
-        """The requests that the guard says are running and waiting; None where it says neither."""
+        """The guard's running plus waiting requests; None where it reports neither."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
         return sum(known) if known else None
 
     async def _call_guard(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
-        """The JSON answer of the guard's /-/legroom/PATH; ActionFailed on a refusal or without an answer."""
+        """The guard's JSON answer at /-/legroom/`path`; ActionFailed if it refuses or does not answer."""
         import aiohttp
 
         url = f"{self.url.rstrip('/')}/-/legroom/{path}"
@@ -86,7 +86,7 @@ class ReadinessFileDrain(DrainMethod):
 
     @property
     def name(self) -> str:
-        """In words: `the readiness file` and its file name."""
+        """`the readiness file` and its file name."""
         return f"the readiness file {self.path.name}"
 
     async def begin(self) -> None:
@@ -124,14 +124,14 @@ class NoDrain(DrainMethod):
 
     @property
     def name(self) -> str:
-        """The word `nothing`, for messages about what keeps requests away."""
+        """The word `nothing`, for messages."""
         return "nothing"
 
     async def begin(self) -> None:
-        """Nothing keeps new requests away."""
+        """Does nothing: no drain is possible."""
 
     async def end(self) -> None:
-        """New requests were let in all the time."""
+        """Does nothing: new requests were never refused."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class PlatformDrain(NoDrain):
 
     @property
     def name(self) -> str:
-        """In words: `PLATFORM, which drains by itself`."""
+        """`PLATFORM, which drains by itself`."""
         return f"{self.platform}, which drains by itself"
 
 
@@ -163,18 +163,18 @@ class Drained:
 
 async def wait_until_empty(
     drain_method: DrainMethod,
-    busy: Callable[[], Awaitable[float | None]] | None,
+    server_count: Callable[[], Awaitable[float | None]] | None,
     deadline_s: float,
     poll_s: float = 0.25,
 ) -> Drained:
-    """Waits until twice in a row no request is left, by the drain's own count and by `busy`, or `deadline_s` have
-    passed. `busy` returns the server's count of requests; where it returns None, some may be left."""
+    """Waits until two polls in a row find no request, by the drain's count and `server_count()` (None: unknown, so some
+    may be left), or until `deadline_s` seconds passed."""
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:
         left = await count_in_flight(drain_method)
-        if busy is not None:
-            running = await busy()
+        if server_count is not None:
+            running = await server_count()
             left = None if running is None else max(running, left or 0.0)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
@@ -186,7 +186,7 @@ async def wait_until_empty(
 
 
 async def count_in_flight(drain_method: DrainMethod) -> float | None:
-    """The drain's own count of requests; None where it has none, or does not answer."""
+    """The drain's own count of requests in flight; None where it has none or does not answer."""
     try:
         return await drain_method.in_flight()
     except ActionFailed:

@@ -42,7 +42,7 @@ class ServerLog:
             self._file = None
 
     def write(self, lines: bytes) -> None:
-        """Appends whole lines to the log file; where the disk fails they are kept, the oldest dropped first."""
+        """Appends whole lines to the log file; if the disk fails, keeps them in memory, dropping the oldest."""
         with self._lock:
             self._unwritten += lines
             try:
@@ -55,20 +55,20 @@ class ServerLog:
             self.problem = bool(self._unwritten)
 
     def started(self) -> None:
-        """Marks the end of the start-up, of which up to 2 MiB are never dropped."""
+        """Marks the end of the start-up, whose lines (up to 2 MiB) are never dropped."""
         with self._lock:
             if self._head is None:
                 self._head = self.size
 
     def close(self) -> None:
-        """Closes the file. Buffered lines stay readable at `readable`."""
+        """Closes the file; buffered lines can still be read at `readable`."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
 
     def readable(self) -> Path:
-        """A path of the whole log for other processes: the file, or a memfd with the buffered lines."""
+        """A path at which other processes can read the whole log: the file, or a memfd with buffered lines too."""
         with self._lock:
             if not self._unwritten or not hasattr(os, "memfd_create"):
                 return self.path
@@ -95,7 +95,7 @@ class ServerLog:
         self._copy = None
 
     def _append_to_copy(self, piece: bytes) -> None:
-        """Appends bytes to the memfd that `readable` makes."""
+        """Appends bytes to the memfd behind `readable`."""
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 
@@ -124,14 +124,14 @@ class ServerLog:
                 self.size, self._unwritten = head, newest
             self._shorten_at = 0
 
-    def _rewrite(self, head: int) -> None:
-        """Replaces the file by its first `head` bytes and its tail, to bound its size."""
+    def _rewrite(self, head_bytes: int) -> None:
+        """Replaces the file by its first `head_bytes` and its newest lines, to bound its size."""
         shorter = self.path.with_name(f"{self.path.name}.new")
         try:
             with self.path.open("rb") as old, open(shorter, "wb", opener=partial(os.open, mode=0o600)) as new:
-                _copy_range(old.fileno(), new.write, 0, head)
+                _copy_range(old.fileno(), new.write, 0, head_bytes)
                 cut = self.size - TAIL_BYTES
-                new.write(_CUT % (cut - head))
+                new.write(_CUT % (cut - head_bytes))
                 old.seek(cut)
                 old.readline()
                 _copy_range(old.fileno(), new.write, old.tell(), self.size)
@@ -187,7 +187,7 @@ class OutputRelay(threading.Thread):
         self._rest = b""
 
     def run(self) -> None:
-        """Forwards until all processes that hold the other end of the pipe have ended."""
+        """Forwards the server's output until all processes that hold the pipe's other end have ended."""
         while piece := self._read_output():
             self._log_lines(piece)
             self._forward(piece)
@@ -218,7 +218,7 @@ class OutputRelay(threading.Thread):
                 on_line(line)
 
     def _forward(self, piece: bytes) -> None:
-        """Writes the server's output on to legroom's own; gives up for good where nobody reads it any more."""
+        """Writes server output to legroom's own output; stops for good where nobody reads that any more."""
         if not self._target_open:
             return
         try:

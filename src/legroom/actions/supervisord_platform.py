@@ -26,7 +26,7 @@ class SupervisordProgram:
 
     @property
     def name(self) -> str:
-        """In words: `supervisord program NAME`."""
+        """`supervisord program NAME`, for messages."""
         return f"supervisord program {self.program}"
 
     async def state(self) -> platform.State:
@@ -52,7 +52,7 @@ class SupervisordProgram:
             raise platform.ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
     async def override_place(self) -> platform.Override:
-        """The file with the program's section, because supervisord has no overrides."""
+        """The file with the program's section and its content; supervisord has no override files."""
         path = self._config_path()
         text = platform.read_optional(path)
         if text is None:
@@ -71,7 +71,7 @@ class SupervisordProgram:
             platform.write_atomically(Path(override.place), override.before)
 
     def _supervisorctl_command(self, *words: str) -> list[str]:
-        """`supervisorctl`, with `-c CONFIG` where one is set, before the words."""
+        """`supervisorctl`, with `-c CONFIG` where one is configured, and then `words`."""
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
 
     def _config_path(self) -> Path:
@@ -84,7 +84,7 @@ class SupervisordProgram:
 
 
 def with_command(text: str, program: str, change: platform.FlagChange) -> str:
-    """The configuration text with the changed flags in the program's command; FlagsFixed where it starts no vLLM,
+    """The configuration `text` with changed flags in the program's command; FlagsFixed if it does not start vLLM,
     ActionFailed for a change of variables."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)

@@ -22,7 +22,7 @@ class SystemdUnit:
 
     @property
     def name(self) -> str:
-        """In words: `systemd unit UNIT` or `systemd user unit UNIT`."""
+        """`systemd unit UNIT` or `systemd user unit UNIT`, for messages."""
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> platform.State:
@@ -47,7 +47,7 @@ class SystemdUnit:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        """legroom's drop-in file with its present content; FlagsFixed where ExecStart does not start vLLM."""
+        """legroom's drop-in file and its present content, to restore; FlagsFixed if ExecStart does not start vLLM."""
         await self._exec_start_words()
         return platform.Override(str(self._drop_in_file()), platform.read_optional(self._drop_in_file()))
 
@@ -78,7 +78,7 @@ class SystemdUnit:
         await run_checked(self._systemctl_command("daemon-reload"), "reading systemd's units again")
 
     def _systemctl_command(self, *words: str) -> list[str]:
-        """`systemctl`, with `--user` for a user unit, before the words."""
+        """`systemctl`, with `--user` for a user unit, and then `words`."""
         return ["systemctl", *(["--user"] if self.user else []), "--no-pager", *words]
 
     def _drop_in_file(self) -> Path:
@@ -95,7 +95,7 @@ class SystemdUnit:
 
 
 def effective_exec_start(text: str) -> list[str]:
-    """The words of ExecStart in `systemctl cat`, where an empty one resets; FlagsFixed unless exactly one is left."""
+    """The words of ExecStart in `systemctl cat` text, where an empty one resets; FlagsFixed unless one is left."""
     lines = text.replace("\\\n", " ").splitlines()
     values: list[str] = []
     for line in lines:
@@ -109,7 +109,7 @@ def effective_exec_start(text: str) -> list[str]:
 
 
 def unit_quoted(word: str) -> str:
-    """A word as it stands in a unit file: in quotes where systemd needs them."""
+    """A word as written in a unit file: quoted where systemd needs it."""
     if word and not any(char in " \t\n\"'\\;#" for char in word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -35,7 +35,7 @@ class Expectation:
 
 
 def expected_pool(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that a plan of the command expects on these GPUs or a CPU; without one, a sentence says why."""
+    """The KV pool that a plan of the command expects on these GPUs or a CPU; without one, why not, as a sentence."""
     if command.problems:
         return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
     if not gpus.name:
@@ -62,17 +62,17 @@ class Gpus:
     """Whether NVML listed them."""
 
 
-def visible_gpus(env: Mapping[str, str], named: str | None = None, gpus_needed: int = 1) -> Gpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, under the name that the user gave (`named`), their own, or their size
-    where that is unknown. Used memory is that of the first `gpus_needed`, which are those that the server uses."""
+def visible_gpus(env: Mapping[str, str], given_name: str | None = None, gpus_needed: int = 1) -> Gpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, named `given_name`, else as the driver does, else by their size.
+    Memory in use is that of the fullest of the first `gpus_needed`, which the server will use."""
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
-    if named:
-        known_gpu(named)  # raises for an unknown name
+    if given_name:
+        known_gpu(given_name)  # raises for an unknown name
     seen = visible(nvml_devices(), env.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
-        return Gpus(named or "", 1 if named else 0)
-    name = named or seen[0].name
+        return Gpus(given_name or "", 1 if given_name else 0)
+    name = given_name or seen[0].name
     try:
         known_gpu(name)
     except LegroomError:
@@ -81,14 +81,14 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, gpus_needed: 
 
 
 def _other_process_bytes(card: GpuMemory) -> int:
-    """GPU bytes that its processes hold; where the driver hides that, all used bytes if above 1 GiB, else 0."""
+    """GPU bytes of the processes on the card; if the driver hides them, all used bytes if above 1 GiB, else 0."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
 
 
 def plan_on_machine(command: ServerCommand, env: Mapping[str, str], machine: Machine) -> Plan:
-    """The plan for the command on this machine, without advice; the command's own variables override `env`."""
+    """The plan of the command on this machine, without advice; variables in the command override `env`."""
     from legroom.planning.machine import make_plan
 
     args = replace(command.args, env={**env, **command.env, **command.args.env})
@@ -96,7 +96,7 @@ def plan_on_machine(command: ServerCommand, env: Mapping[str, str], machine: Mac
 
 
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that `legroom plan` expects on these GPUs, or why it will not start; LegroomError without a plan."""
+    """What `legroom plan` expects on these GPUs: the KV pool, or why vLLM does not start; or LegroomError."""
     from legroom.planning.machine import Machine
 
     if not command.args.model:
@@ -115,7 +115,7 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
 
 
 def _expected_on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
-    """The KV pool on a CPU, exact where its size is given; otherwise only the sentence that there is no plan."""
+    """What to expect on a CPU: the KV pool if its size is given, else a sentence that there is no plan."""
     from legroom.memory.kv.kv_plan import kv_plan
     from legroom.vllm.resolve import resolve, served_model
 
@@ -138,7 +138,7 @@ def _expected_on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectat
 
 
 def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
-    """The size of the KV cache that the command or environment sets on a CPU; None where vLLM computes it."""
+    """The KV cache size in bytes that command or environment set on a CPU; None where vLLM chooses it."""
     if command.args.kv_cache_memory_bytes is not None:
         return command.args.kv_cache_memory_bytes
     space_gib = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")

@@ -60,7 +60,7 @@ def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[st
 
 
 def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:
-    """The host memory that the server needs by its plan; on a CPU, with weights and KV cache. Empty without a plan."""
+    """The plan's host memory by part; on a CPU it includes weights and KV cache. Empty without a plan."""
     try:
         if gpus.name:
             return HostEstimate(plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
@@ -95,7 +95,7 @@ def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
 def _host_memory_fixes(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
-    """Fixes that shrink a CPU's KV cache, or the space for offloaded KV blocks, to the limit of the cgroup, if any."""
+    """Fixes that shrink a CPU's KV cache, or the space for offloaded KV blocks, to the cgroup's limit."""
     if kill.limit_bytes is None:
         return  # other programs may hold the rest of the machine's memory
     room = int(kill.limit_bytes * (1 - _SPARE))
@@ -110,7 +110,7 @@ def _host_memory_fixes(
 
 
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
-    """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or where it fits."""
+    """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or if the pool fits."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
     if not 64 * MIB <= room < pool:
         return
@@ -122,7 +122,7 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
-    """A fix in words only: a higher memory limit, or more RAM where no limit was reached."""
+    """A fix without flags: raise the memory limit, or add RAM where no limit was reached."""
     wanted = whole_gib(max(estimate.bytes, kill.limit_bytes or 0) * (1 + _SPARE))
     if kill.limit_bytes is None:
         step = f"a machine with more RAM, or fewer other programs on it: this server alone holds {gib(estimate.bytes)}"
@@ -199,8 +199,8 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """The diagnosis of the log, and the next command to try; `words` are empty where no fix is allowed. `kill`, `death`
-    and `ended` (in words) say how the server ended, where that is known without the log."""
+    """The diagnosis of the log and the next command to try; its `words` are empty if no fix is allowed. `kill`, `death`
+    and `ended` (a sentence) say how the server ended, where known from elsewhere than the log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     hints = Hints(line, None, gpus.name or None, gpus.count or None, command.stated_release or None)
@@ -245,7 +245,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """How a process died, after SIGKILL or an unknown signal also what the OOM killer counts; empty if it exited."""
+    """How a process died (for SIGKILL or an unknown signal with the OOM killer's counts); empty if it exited."""
     if death.signal == 0:
         return ""
     how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"
@@ -261,7 +261,7 @@ def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
 def _launch_key(
     words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]
 ) -> object:
-    """A key that is equal for commands with the same flags in any order, apart from variables inherited anyway."""
+    """A key equal for two commands with the same flags in any order and the same variables beyond `environ`."""
     parts = list(command_parts(words, command.release))
     flags = sorted((part.dest, part.value) for part in parts if part.name)
     bare = tuple(word for part in parts if not part.name for word in part.words)
@@ -269,7 +269,7 @@ def _launch_key(
 
 
 def _failure_title(finding: Finding) -> str:
-    """The title of the finding's catalog entry, else its cause; `It is not memory` for a bug outside of GPU kernels."""
+    """The catalog entry's title, else the cause; `It is not memory` for not_memory without a GPU kernel fault."""
     if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
         return "It is not memory"
     try:
@@ -279,7 +279,7 @@ def _failure_title(finding: Finding) -> str:
 
 
 def _exception_text(finding: Finding) -> str:
-    """` It says: ` and the exception's message, where the cause is not memory; else empty."""
+    """` It says: ` and the exception's message if the cause is not memory, else empty."""
     exception = next((item for item in finding.evidence if item.role == "exception"), None)
     if exception is None or finding.cause != "not_memory":
         return ""
@@ -291,7 +291,7 @@ def _exception_text(finding: Finding) -> str:
 
 
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
-    """The diagnosis with the first fix that is within the bounds and was not tried, else with why all were refused."""
+    """The diagnosis with the first fix within the bounds that was not tried, else with why each was refused."""
     refusals: list[str] = []
     for fix in (_at_named_length(each, case.named_len) for each in computed_fixes(findings)):
         command = case.command
@@ -314,7 +314,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
 
 
 def _at_named_length(fix: Fix, named_len: int) -> Fix:
-    """The fix with max_model_len at `named_len`, the length in vLLM's error, where it is rounded down from that."""
+    """The fix with max_model_len set to `named_len`, the length in vLLM's error, if the fix's is that rounded down."""
     length = fix.flags.get("max_model_len")
     if fix.flags.keys() != {"max_model_len"} or not isinstance(length, int) or not named_len // 2 < length < named_len:
         return fix
@@ -322,7 +322,7 @@ def _at_named_length(fix: Fix, named_len: int) -> Fix:
 
 
 def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:
-    """Why the command with the fix (`words`, `env`) counts as tried; empty where it is new."""
+    """Why the command `words` with `env`, made by the fix, counts as tried; empty where it is new."""
     if _launch_key(words, env, case.command, case.environ) not in case.tried:
         return ""
     command = case.command
@@ -335,7 +335,7 @@ def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case:
 
 
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
-    """Fixes of 0.5 confidence or more by flags or variables, in the diagnosis's order up to a first cause below 0.1."""
+    """Fixes by flags or variables of at least 0.5 confidence, in order, up to the first finding below 0.1."""
     for finding in findings:
         if finding.confidence < 0.1:
             return
@@ -346,7 +346,7 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
 
 
 def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
-    """The user's bound (--keep, --min-context, --min-concurrency) that a fix violates; empty for none."""
+    """Which of the user's bounds (--keep, --min-context, --min-concurrency) the fix violates; empty if none."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
             return f"--keep {_flag_or_variable(name)}"
@@ -360,7 +360,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
 
 
 def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
-    """Why the plan with the fix is below --min-concurrency or --min-context, or cannot tell; empty where it is not."""
+    """Why the fix's plan is below --min-concurrency or --min-context, or cannot show it; empty if it is not."""
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")

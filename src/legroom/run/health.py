@@ -52,11 +52,12 @@ class HangWatch:
 
 
 def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
-    """A function that returns the server's CPU ticks without its engines' (None: they cannot be compared now)."""
+    """A function that returns the CPU ticks of the server's processes except engines; None if not comparable now."""
     server = child.pid
     assert server is not None
 
     def front_cpu_ticks() -> int | None:
+        """The ticks now; None where the output is blocked, a process has ended, or the system counts none."""
         front = [pid for pid in (server, *descendants(server)) if not has_role(pid, *ENGINE_ROLES)]
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_blocked or None in ticks:
@@ -99,7 +100,7 @@ class ServerAddress:
 
 
 def port_problem(host: str, port: int) -> str:
-    """Why a server could not listen on a port; empty where it could."""
+    """Why a server cannot listen on a port, as a sentence; empty where it can."""
     # vLLM binds with SO_REUSEPORT, so a second server on the port would start and take half of the requests.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -114,7 +115,7 @@ def port_problem(host: str, port: int) -> str:
 
 
 def _is_bound(family: int, host: str, port: int) -> bool:
-    """Whether a process has bound the port without listening yet, as a starting vLLM does."""
+    """Whether a process has bound the port without listening, as a vLLM does while it starts."""
     with socket.socket(family) as probe:
         try:
             probe.bind((host, port))
@@ -132,7 +133,7 @@ def has_clients(port: int) -> bool:
 
 
 def _connection_states(port: int) -> set[str]:
-    """State codes of a local port's TCP sockets, as in /proc/net/tcp; where it is unreadable, those with a client."""
+    """State codes (/proc/net/tcp) of a local port's TCP sockets; where unreadable, codes that include a client."""
     ending = f":{port:04X}"
     states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

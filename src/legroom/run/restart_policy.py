@@ -70,14 +70,14 @@ class ServerExit:
         return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
 
 
-def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """The history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is applied."""
+def history_entry(kind: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
+    """The run history's entry for an end; `kind`: start_failed or died_serving; `remedy`: a `Remedy` as JSON."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
-    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
+    return {"what": kind, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
 
 def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: list[str]) -> dict[str, Any]:
-    """What the journal keeps of an exit: code, seconds lived, command, last lines and the diagnosis."""
+    """The journal's detail of a server's end: exit code, seconds lived, command, last `lines`, diagnosis."""
     diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
     return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
 
@@ -93,7 +93,7 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Opens an incident, or notes a failed start in the open one. Its name: `incident 7`, or `not journalled`."""
+        """Opens an incident, or adds to the open one; returns `incident 7`, or `not journalled`."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -102,13 +102,13 @@ class IncidentRecorder:
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
     def note(self, text: str, detail: Detail | None = None) -> None:
-        """Adds a remark to the open incident, if there is one."""
+        """Adds a note to the open incident, if there is one."""
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))
 
     def begin_action(self, name: str, detail: Detail) -> None:
-        """Records that an action (`restart`, `relaunch`) begins, of the open incident."""
+        """Records that an action (`name`: `restart`, `relaunch`) of the open incident begins."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
     def finish_action(self, result: str = FAILED) -> None:
@@ -153,7 +153,7 @@ class Setup:
 
     @classmethod
     def of(cls, task_output: Mapping[str, Any]) -> Setup:
-        """The setup in the output of a `run.tasks` task: words, environment, shown command line and expected pool."""
+        """The setup in the output of a task that prepares a command: words, environment, shown line, expected pool."""
         return cls(tuple(task_output["words"]), dict(task_output["env"]), task_output["line"], task_output["expected"])
 
 
@@ -170,7 +170,7 @@ class Setups:
         """Variables that a change removed from the environment, kept until it has served."""
 
     def mark_launched(self) -> None:
-        """Adds the current setup to those that were tried, once."""
+        """Adds the current setup to those that were tried, unless it is there."""
         if self.current not in self.tried:
             self.tried.append(self.current)
 
@@ -198,7 +198,7 @@ class RestartBudget:
         self._taken: list[float] = []
 
     def remaining(self, now_s: float) -> int:
-        """Restarts that are left, given those counted in the hour before `now_s`."""
+        """Restarts left at `now_s`, after those of the hour before it."""
         self._taken = [taken for taken in self._taken if now_s - taken < BUDGET_WINDOW_S]
         return max(self.per_hour - len(self._taken), 0)
 
@@ -236,13 +236,13 @@ class RestartPolicy:
         self._tries = 0
 
     def served(self) -> None:
-        """Called when the server is up: closes the incident and marks the set-up as one that has served."""
+        """Called when the server is up: closes the incident and marks the setup as one that has served."""
         self._incidents.close("it serves again", DONE)
         self._tries = 0
         self._setups.mark_served()
 
     def delay_after(self, ending: ServerExit) -> float | None:
-        """Journals and diagnoses the server's end, and adopts a fix; seconds until the restart, None for no restart."""
+        """Journals and diagnoses the server's end, and adopts a fix; returns seconds until the restart, or None."""
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
@@ -251,7 +251,7 @@ class RestartPolicy:
         self._incidents.close(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
-        """After a start that never served: seconds until the next, 0 with a fix; None if it gives up or must stop."""
+        """After a start that never served: seconds until the next (0 with a fix); None if it gives up or is stopped."""
         self._incidents.finish_action()
         remedy = self._find_fix()
         if remedy is None:
@@ -273,24 +273,24 @@ class RestartPolicy:
         self._incidents.begin_action("relaunch", {"changed": changed, "command": self._setups.current.line})
         return 0.0
 
-    def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """After a failed start (`head` in words) without a fix: the delay before a restart of a set-up that has served
-        before; None where none has, with --on-crash exit, or with the budget spent."""
+    def _after_unfixed_start(self, remedy: Mapping[str, Any], failure_text: str) -> float | None:
+        """After a failed start without a fix: seconds until a setup that has served is started again; None where there
+        is none, with --on-crash exit, or with the budget spent."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
         if not self._setups.served or self._options.on_crash == "exit":
-            self.give_up(f"{head} Not tried again: {refused}")
+            self.give_up(f"{failure_text} Not tried again: {refused}")
             return None
         if self._setups.current in self._setups.served:
-            self._say(f"{head} Nothing is changed: {refused}")
+            self._say(f"{failure_text} Nothing is changed: {refused}")
             return self._restart("it has served before")
-        self._say(f"{head} Not tried again: {refused}")
+        self._say(f"{failure_text} Not tried again: {refused}")
         self._setups.revert()
         return self._restart(f"back to what has served: {self._setups.current.line}")
 
     def _after_crash(self, ending: ServerExit) -> float | None:
-        """After a crash of a serving server: open an incident, diagnose; seconds until the restart, None for none."""
+        """After a crash of a serving server: opens an incident and diagnoses; seconds until the restart, or None."""
         if ending.code == 0 and not ending.hung:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
@@ -313,9 +313,9 @@ class RestartPolicy:
             return None
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
-    def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Counts a restart against the budget and switches to the remedy, if any. Returns the delay; None where the
-        budget is spent. `unchanged`: what is said without a remedy."""
+    def _restart(self, unchanged_text: str, remedy: Mapping[str, Any] | None = None) -> float | None:
+        """Counts a restart against the budget and adopts the remedy, if any; the delay in seconds, None where the
+        budget is spent. `unchanged_text`: said where there is no remedy."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")
@@ -328,11 +328,11 @@ class RestartPolicy:
         self._incidents.begin_action("restart", {"changed": changed, "command": current.line})
         self._say(
             f"restart in {delay_s:g} s ({self._budget.remaining(time.monotonic())} left this hour): "
-            + (f"changed {changed}. Expected now: {current.expected['text']}" if changed else unchanged)
+            + (f"changed {changed}. Expected now: {current.expected['text']}" if changed else unchanged_text)
         )
         return delay_s
 
     def _use_remedy(self, remedy: Mapping[str, Any]) -> None:
-        """Makes the remedy's command the current setup, and notes the change in the history."""
+        """Makes the remedy's command the current setup, and notes the change in the run's history."""
         self._setups.current = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]

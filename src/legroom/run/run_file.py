@@ -42,17 +42,17 @@ class ProcessRecord:
             self._account = KernelAccount.of(pid)
 
     def report_write_error(self, say: Callable[[str], None]) -> None:
-        """Reports once that the log cannot be written."""
+        """Reports, once, that the log cannot be written."""
         if self.log.problem and not self._is_problem_reported:
             self._is_problem_reported = True
             say("the log cannot be written (is the disk full?): its newest lines are kept in memory")
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines of the log, with those that could not be written to it."""
+        """The last `count` lines of the log, including those that could not be written to it."""
         return last_lines(self.log.readable(), count)
 
     def task_input(self) -> dict[str, Any]:
-        """The log's path and the kernel's OOM counters, as JSON input of a task that reads the log."""
+        """The log's path and the OOM counters of the kernel, as JSON input of a task that reads the log."""
         return {"log": str(self.log.readable()), "account": asdict(self._account)}
 
 
@@ -66,9 +66,9 @@ _ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "
 """Flags that would move the server to an address that its run does not watch."""
 
 
-def _claim_port(port: int, refusal: Callable[[str], LegroomError]) -> socket.socket:
-    """An abstract Unix socket that claims the port for this run; where another run holds it, raises `refusal(its pid)`.
-    Unlike the lock file, it is seen by runs with another LEGROOM_HOME."""
+def _claim_port(port: int, make_refusal: Callable[[str], LegroomError]) -> socket.socket:
+    """An abstract Unix socket that claims the port for this run, across LEGROOM_HOMEs (unlike the lock file); raises
+    `make_refusal(pid)` where another run holds it."""
     name = f"\0legroom run on port {port}"
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -82,7 +82,7 @@ def _claim_port(port: int, refusal: Callable[[str], LegroomError]) -> socket.soc
             with contextlib.suppress(OSError):
                 holder.connect(name)
                 pid = str(struct.unpack("3i", holder.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
-        raise refusal(pid) from None
+        raise make_refusal(pid) from None
     return claim
 
 
@@ -112,9 +112,10 @@ class RunFile:
         return folder
 
     def lock(self, say: Callable[[str], None]) -> contextlib.ExitStack:
-        """Locks the port until the result is closed, as a starting vLLM does not listen yet; LegroomError if taken."""
+        """Locks the port until the result is closed (a starting vLLM does not listen yet); LegroomError if taken."""
 
         def refusal(pid: str) -> LegroomError:
+            """The error for a port that the run with this pid holds."""
             hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
             return LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint)
 
@@ -124,7 +125,7 @@ class RunFile:
             return locks.pop_all()
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """Writes the content with the log's path and the time; reports a failure once; `retry_write` tries again."""
+        """Writes `content` with log path and time; a failure is reported once, and `retry_write` tries again."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
         problem = self.write(content)
         if problem and not self._pending_record:
@@ -137,7 +138,7 @@ class RunFile:
             self._pending_record = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
-        """Replaces the file atomically; returns the problem, or "". On a full disk the old file makes room for it."""
+        """Replaces the file atomically; returns the problem, or "". On failure it retries without the old file."""
         problem = ""
         for _ in range(2):
             try:
@@ -163,11 +164,11 @@ class RunFile:
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 
     def has_changes(self) -> bool:
-        """Whether changes of flags or variables are left for the next restart."""
+        """Whether another process has left changes of flags or variables for the next restart."""
         return self._flags.exists()
 
     def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:
-        """(changes left for this restart, or None; problem, or ""). Removes their file."""
+        """(Changes left for this restart, or None; problem, or ""). Removes their file."""
         if problem := self.reject_address_flags():
             return None, f"{problem}, so nothing is changed"
         try:
@@ -199,7 +200,7 @@ class RunFile:
 
 
 def script(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """A shell script that starts the server with its final settings; secrets must be set as variables."""
+    """A bash script that starts the server with its final settings; it requires secrets as variables."""
     kept, variables = _without_secrets(words)
     variables += [name for name, value in env.items() if is_secret(name, value)]
     lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
@@ -210,7 +211,7 @@ def script(words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def save_script(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
-    """Writes the start script; returns a sentence about the result."""
+    """Writes the start script to `path`; returns a sentence that says so or why it failed."""
     where = Path(path)
     try:
         where.write_text(script(words, env), encoding="utf-8", errors="surrogateescape")  # paths may contain any bytes
@@ -228,7 +229,7 @@ def check_writable(path: str) -> None:
 
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the quoted words, secrets left out or as `$VARIABLE`; the names of their environment variables)."""
+    """(Quoted words, with secrets dropped or replaced by `$VARIABLE`; names of these variables)."""
     from legroom.vllm.command_line import command_parts  # a table of all flags
 
     kept: list[str] = []

@@ -54,7 +54,7 @@ class ServerCommand:
 
     @property
     def host(self) -> str:
-        """The --host given; the loopback address where none is, or all interfaces are."""
+        """The --host given; the loopback address without one, or if it means all interfaces."""
         given = other_value(self.args, "--host") or ""
         return _WILDCARD_HOSTS.get(given, given)
 
@@ -67,7 +67,7 @@ class ServerCommand:
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
-    """Parses the words after `legroom run --`; `vllm`: the release that the user names, None: the installed one.
+    """Parses the words after `legroom run --`; `vllm`: the release the user names, by default the installed one.
     LegroomError for a command that is no vLLM server, or one that cannot be watched."""
     # `env NAME=value` is the same without `env`.
     env, rest = split_assignments(words[1:] if words and basename(words[0]) == "env" else words)

@@ -43,7 +43,7 @@ class Signals:
         return self._reading
 
     def received(self) -> list[int]:
-        """Signals since the last call, in order; a closed terminal's SIGHUP becomes SIGTERM (dropped under nohup)."""
+        """Signals since the last call, in order; a closed terminal's SIGHUP becomes SIGTERM (nothing under nohup)."""
         try:
             numbers = list(os.read(self._reading, 64))
         except BlockingIOError:
@@ -131,8 +131,8 @@ class Stopping:
         self._has_drained = self._is_draining = self._is_replying = self._ends_at_once = False
 
     def exit_code(self, code: int) -> int:
-        """The exit code for the server's: 137 (SIGKILL) becomes that of the signal that asked for an end at once,
-        such as 130 for Ctrl-C; others stay."""
+        """legroom's exit code for the server's `code`: 137 (SIGKILL) becomes 128 + the signal that asked to stop at
+        once, such as 130 for Ctrl-C."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
@@ -145,7 +145,7 @@ class Stopping:
         return None if left_s is None else min(left_s, 0.1 if self._is_replying else _STOPPED_CHECK_S)
 
     def on_signal(self, number: int, server: Child | None) -> None:
-        """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""
+        """Drains, ends, kills or restarts the server (None between starts), by the signals so far; forwards others."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:
@@ -154,7 +154,7 @@ class Stopping:
             server.send(number)
 
     def check(self, server: Child | None) -> None:
-        """Sends the next signal of a stop where its deadline has passed, no client is left or an engine is stopped."""
+        """Takes the next step of a stop if its deadline has passed, no client is left or an engine is stopped."""
         if server is None:
             return
         if self.left_s() and not self._ends_at_once and self._has_stopped_engine(server):
@@ -177,7 +177,7 @@ class Stopping:
         self._kill(server)
 
     def on_drained(self, server: Child, is_late: bool = False) -> None:
-        """Ends the guard's drain, if there is one, by SIGTERM; then vLLM may drain too, unless the time is over."""
+        """After the guard's drain: sends SIGTERM, with time for vLLM's own drain unless `is_late`."""
         if self._is_draining:
             self._is_draining = False
             drain_s = 0.0 if is_late else self._drain_s
@@ -199,7 +199,7 @@ class Stopping:
         self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
 
     def _on_stop_signal(self, number: int, server: Child | None) -> None:
-        """Drains on the first SIGTERM, else ends the server at once; kills it on one more after that."""
+        """Drains on a first SIGTERM; ends the server at once on another signal or a second one; then kills it."""
         self.stop_requested, self.restart_requested = True, False
         self._stop_signals += 1
         if server is None:
@@ -224,11 +224,11 @@ class Stopping:
         return self.is_up and server.has_stopped_engine()
 
     def _sigterm_grace_s(self) -> float:
-        """The seconds between SIGTERM and the next measure: with time to drain where the server is up."""
+        """Seconds to wait after SIGTERM before the next step; they include the drain time if the server is up."""
         return self._drain_s + SHUTDOWN_GRACE_S if self.is_up else STARTING_GRACE_S
 
     def _terminate(self, server: Child, signal_number: int, grace_s: float) -> None:
-        """Starts the guard's drain where there is one; otherwise sends the signal with a grace time."""
+        """Starts the guard's drain, if there is one; otherwise sends the signal, with `grace_s` to end."""
         if self.is_up and self._start_drain is not None and not self._has_drained:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
@@ -237,8 +237,8 @@ class Stopping:
             self._signal_with_grace(server, signal_number, grace_s)
 
     def _terminate_now(self, server: Child, signal_number: int, reply_s: float) -> None:
-        """Kills the engines, and gives the API server `reply_s` to answer open requests with an error; sends the signal
-        where the server is not up or has no engine."""
+        """Kills the engines and gives the API server `reply_s` to answer open requests with an error; sends the signal
+        if the server is not up or has no engine."""
         self._is_draining, self._ends_at_once = False, True
         if self.is_up and server.kill_engines():
             self._is_replying = True

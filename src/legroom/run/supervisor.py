@@ -69,12 +69,12 @@ class Announcer:
         self._thread.join(0.5)
 
     def say(self, line: str) -> None:
-        """Queues a line, with a prefix that distinguishes it from the server's. Beyond 10,000 lines it is dropped."""
+        """Queues a line for stderr, prefixed to differ from the server's; beyond 10,000 queued lines it is dropped."""
         if self._lines.qsize() < 10_000:
             self._lines.put(f"{PREFIX}{line}\n")
 
     def _write_all(self) -> None:
-        """Write queued lines to stderr until None comes, bypassing Python's buffer, whose lock could block exit."""
+        """Writes queued lines to stderr until it gets None, past Python's buffer, whose lock could block the exit."""
         while (line := self._lines.get()) is not None:
             try:
                 target = sys.stderr.fileno()
@@ -150,7 +150,7 @@ class Supervisor:
                 self.file.remove()
 
     def _serve_until_stopped(self) -> int:
-        """Starts the server again and again until stopped or given up; the exit code for the shell."""
+        """Starts the server again and again until stopped or given up; returns the exit code."""
         code = OK
         while not self.stopping.stop_requested:
             if not self._is_port_free():
@@ -177,7 +177,7 @@ class Supervisor:
         return code
 
     def _serve_once(self) -> restart_policy.ServerExit:
-        """Runs the server once until its process is gone; returns how it ended."""
+        """Starts the server once and waits until its process is gone; returns how it ended."""
         if self._process_record is not None:
             self._process_record.log.forget()
         self.file.keep_previous_log()
@@ -248,7 +248,7 @@ class Supervisor:
     def _wait_for_event(
         self, child: Child | None, task: TaskProcess | None, timeout_s: float | None
     ) -> TaskProcess | None:
-        """Waits for one event or the timeout, handles it, and returns the task that runs then, None where none does."""
+        """Waits for one event or the timeout and handles it; returns the task still running, or None."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
@@ -296,7 +296,7 @@ class Supervisor:
         return task
 
     def _handle_signal(self, number: int, child: Child | None) -> None:
-        """Passes the signal on to `stopping`; refuses a SIGHUP that would be wrong or useless now."""
+        """Forwards the signal to `stopping`; refuses a SIGHUP (restart) that would be wrong or useless now."""
         if number == signal.SIGHUP and child is not None:
             stopping = self.stopping
             if problem := self.file.reject_address_flags():
@@ -319,14 +319,14 @@ class Supervisor:
         self._guard_drain = TaskProcess("drain_guard", task_input, self._start_task)
 
     def _kill(self, child: Child) -> None:
-        """Kills the server; one with a stopped engine first loses its engines, so that it answers its clients."""
+        """Kills the server; if an engine is stopped, first its engines, so that the API server answers its clients."""
         if child.has_stopped_engine() and child.kill_engines():
             child.wait_gone(STOPPED_REPLY_S)
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
 
     def _on_ready(self, child: Child, record: ProcessRecord, task: TaskProcess | None) -> TaskProcess:
-        """Records that the server serves, and reports the task so far; returns the one that verifies the server."""
+        """Records that the server serves, and reports `task`'s output; returns the task that verifies the server."""
         if task is not None:
             self._report_output(task)
         record.log.started()
@@ -339,7 +339,7 @@ class Supervisor:
         return TaskProcess("verify_and_calibrate", task_input, self._start_task)
 
     def _track_processes(self, child: Child, record: ProcessRecord) -> None:
-        """Finds the cgroup, opens a pidfd of each new engine process, and names all again: vLLM sets titles late."""
+        """Finds the cgroup and opens a pidfd of each engine process; repeated, because vLLM sets titles late."""
         record.track_cgroup(child.pid)
         handles = {pid: handle for handle, (_, pid) in self._handles.items()}
         for pid in descendants(child.pid) if child.pid is not None else ():
@@ -349,7 +349,7 @@ class Supervisor:
                     self._handles[handles.get(pid) or os.pidfd_open(pid)] = name, pid
 
     def _report_output(self, task: TaskProcess) -> None:
-        """Prints what a task returned; a server that fails verification opens an incident, else its script is saved."""
+        """Prints a finished task's output; a failed verification opens an incident, a passed one saves the script."""
         try:
             output = task.output()
         except LegroomError as error:
@@ -371,12 +371,12 @@ class Supervisor:
             self.say(save_script(self.options.save, self.setup.words, self.setup.env))
 
     def _task_input(self) -> dict[str, Any]:
-        """The input every task gets: command, environment, vLLM version, GPUs and log."""
+        """The JSON input that every task gets: command, environment, vLLM version, GPUs and log."""
         machine = {name: self.prepared[name] for name in ("vllm", "gpus")}
         return {"words": self.setup.words, "env": self.setup.env, **machine, **self._log_input()}
 
     def _log_input(self) -> dict[str, Any]:
-        """The log's path and OOM counters of the current process, as a task's input."""
+        """JSON input for a task that reads the log: its path and the OOM counters of the current process."""
         return self._process_record.task_input() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
@@ -384,7 +384,7 @@ class Supervisor:
         return self._process_record.last_lines(15) if self._process_record is not None else []
 
     def _run_task(self, name: str, task_input: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The output of a task, waited for while signals are handled; None where a stop was requested first."""
+        """Waits for a task, handling signals meanwhile; its output, or None where a stop was requested first."""
         task = TaskProcess(name, task_input, self._start_task)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
@@ -398,7 +398,7 @@ class Supervisor:
         return task.output()
 
     def _find_fix(self) -> dict[str, Any] | None:
-        """The remedy that a task computes from the log, or why the log could not be read; None on a requested stop."""
+        """The remedy (JSON) that a task computes from the log, or why it could not read it; None if stopped first."""
         bounds = {
             "keep": self.prepared["keep"],
             "min_context": self.options.min_context,

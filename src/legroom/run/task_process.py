@@ -15,7 +15,7 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], "subprocess.Popen[bytes]"
 
 
 def start_task_process(task: str, stdin: IO[bytes], stdout: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Starts `python -m legroom.run.tasks TASK`, which reads its input from stdin and writes its output to stdout."""
+    """Starts `python -m legroom.run.tasks TASK`; `stdin` and `stdout` carry its input and output JSON."""
     words = [sys.executable, "-m", "legroom.run.tasks", task]
     return subprocess.Popen(words, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
 
@@ -50,7 +50,7 @@ class TaskProcess:
         self.done = not piece
 
     def output(self) -> dict[str, Any]:
-        """Waits for the task's end and returns its output; LegroomError where it raised one, or wrote no output."""
+        """Waits for the task's end; its output, or LegroomError where it raised one or wrote no output."""
         while not self.done:
             self.read()
         self._stderr.seek(0)

@@ -42,7 +42,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(task_input: TaskInput) -> TaskOutput:
-    """Before the first start: the command, with --shutdown-timeout added if missing, its address, GPUs and memory."""
+    """Before the first start: the command (with --shutdown-timeout), its address, the GPUs and expected memory."""
     command = read_command(task_input["words"], task_input["vllm"], os.environ)
     if (model := command.args.model).startswith(("/", "./", "../")) and not path_exists(Path(model)):
         raise LegroomError(f"there is no file or folder {model}", "check the path, and what is mounted")
@@ -69,7 +69,7 @@ def prepare(task_input: TaskInput) -> TaskOutput:
 
 
 def _command_json(command: ServerCommand, words: tuple[str, ...]) -> TaskOutput:
-    """The command with these words as JSON: words, variables, address, model, and whether it has the guard."""
+    """JSON of the command with these `words` in place of its own: also variables, address, model, `has_guard`."""
     own_drain_s = _given_shutdown_timeout(command, words) or ""
     return {
         "words": list(words),
@@ -86,12 +86,12 @@ def _command_json(command: ServerCommand, words: tuple[str, ...]) -> TaskOutput:
 
 
 def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
-    """The command line with its variables, secrets replaced by placeholders."""
+    """The command line, preceded by its variables, with secrets replaced by placeholders."""
     return shlex.join(without_secrets([*assignments(env), *words]))
 
 
 def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
-    """--shutdown-timeout of the command line, else of its --config file; None where neither has it."""
+    """The --shutdown-timeout in `words`, else in the --config file; None where neither has it."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return other_value(command.args, "--shutdown-timeout") if written is None else written
 
@@ -113,13 +113,13 @@ def find_fix(task_input: TaskInput) -> TaskOutput:
 
 
 def _command_of(task_input: TaskInput, env: Mapping[str, str]) -> ServerCommand:
-    """The server's command in a task's input, with these variables before it."""
+    """The server's command of a task's input, with these variables assigned before it."""
     return read_command([*assignments(env), *task_input["words"]], task_input["vllm"], os.environ)
 
 
 def apply_changes(task_input: TaskInput) -> TaskOutput:
-    """The command with the changes left for this restart, its expected memory, and variables to `unset`; LegroomError
-    where vLLM would refuse it, or it would move to another address."""
+    """The command with the `changes` left for this restart, expected memory, and variables to `unset`; LegroomError if
+    vLLM would refuse it or it moves to another address."""
     env = task_input["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
     given = {name: str(value) for name, value in {**task_input["env"], **env}.items() if name not in unset}
@@ -159,11 +159,11 @@ def verify_and_calibrate(task_input: TaskInput) -> TaskOutput:
 
 
 def drain_guard(task_input: TaskInput) -> TaskOutput:
-    """Makes the guard refuse new requests, waits for running ones up to `deadline_s`, and says so in `line`."""
+    """Makes the guard refuse new requests and waits up to `deadline_s` for running ones; `line`: the result."""
     from legroom.actions.server_drain import GuardDrain, count_in_flight, wait_until_empty  # an HTTP client
 
     async def drain() -> str:
-        """Drains the guard, not the server; a sentence on what is left."""
+        """Drains the guard alone, not the server; returns a sentence on what is left."""
         guard = GuardDrain(task_input["url"], task_input["token"])
         await guard.begin()
         if await count_in_flight(guard) is None:
@@ -174,7 +174,7 @@ def drain_guard(task_input: TaskInput) -> TaskOutput:
 
 
 def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
-    """(Python name, value) of a flag in any spelling; the value of a switch becomes a bool, None removes the flag."""
+    """(Python name, value) of a flag in any spelling; a switch's value becomes a bool, None removes the flag."""
     part = next(command_parts([name], release))
     if part.flag is None and value == "":
         return part.dest, True
@@ -196,7 +196,7 @@ def output_or_error(task: str, task_input: TaskInput) -> dict[str, Any]:
 
 
 def keep_option_name(given: str) -> str:
-    """The Python name of the flag, or the environment variable, that `--keep` names; LegroomError for neither."""
+    """The Python name of the flag or variable that `--keep` names; LegroomError if it is neither."""
     name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
     part = next(iter(command_parts([name])))
     if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):
