@@ -127,12 +127,12 @@ class AllocatorState:
 
     @property
     def unallocated_bytes(self) -> int:
-        """Bytes that PyTorch has reserved and not allocated."""
+        """Bytes that PyTorch has reserved but not allocated."""
         return max(self.reserved_bytes - self.allocated_bytes, 0)
 
     @property
     def usable_free_bytes(self) -> int:
-        """Bytes that PyTorch has reserved and not allocated, outside private pools."""
+        """Bytes outside private pools that PyTorch has reserved but not allocated."""
         return max(self.unallocated_bytes - (self.private_free_bytes or 0), 0)
 
 
@@ -200,7 +200,7 @@ class BlackBox:
 
     @property
     def non_torch_bytes(self) -> int | None:
-        """Bytes this process holds on the card outside PyTorch; None where the driver does not report them."""
+        """Bytes that this process holds on the card outside PyTorch; None where the driver does not report them."""
         if self.card is None or self.card.own_bytes is None or self.allocator is None:
             return None
         return max(self.card.own_bytes - self.allocator.reserved_bytes, 0)
@@ -211,12 +211,12 @@ class BlackBox:
 
 
 def is_record(head: bytes) -> bool:
-    """Whether a file that begins like this is a black box, however its JSON is indented."""
+    """Whether a file with these first bytes is a black box, however its JSON is indented."""
     return b"".join(head[:80].split()).startswith(b'{"legroom":"blackbox"')
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
-    """The black box in a JSON text; LegroomError, calling it `name`, for any other text."""
+    """The black box in a JSON text; LegroomError, which calls it `name`, for any other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -240,8 +240,8 @@ def read_record(path: Path) -> BlackBox:
 
 
 def _cleaned(value: Any) -> Any:
-    """A JSON value without control characters; ValueError for a number that is no size, count or time. A count of
-    log-probabilities may be -1, which asks vLLM for the whole vocabulary."""
+    """A JSON value without control characters; ValueError for a number below 0 or too large for a size, count or time
+    (logprobs may be -1: vLLM's whole vocabulary)."""
     if isinstance(value, str):
         return _CONTROLS.sub("", value)
     if isinstance(value, dict):
@@ -255,7 +255,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _is_plain_setting(value: Any) -> bool:
-    """Whether a setting read from a record is a text without control characters or a number from 0 to below 2**63."""
+    """Whether a setting in a record is text without control characters or a number from 0 to below 2**63."""
     if isinstance(value, str):
         return _CONTROLS.search(value) is None
     return isinstance(value, (int, float)) and 0 <= value < _BEYOND

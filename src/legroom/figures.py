@@ -41,15 +41,15 @@ class Figure:
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure in bytes without an error band, computed from known facts; `label` and `how` make its one term."""
+    """A figure in bytes without error band, from known facts; `label` and `how` (its arithmetic) make its term."""
     return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
 
 
 def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) -> Figure:
-    """A figure in bytes from a fitted model, with its error band `low` to `high`, widened to hold it."""
+    """A figure in bytes from a fitted model; its error band is `low` to `high`, widened to include it."""
     return Figure(bytes_, "estimated", min(low, bytes_), max(high, bytes_), terms)
 
 
 def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure in bytes without a band, read from this user's own log or GPU; `label` and `how` make its one term."""
+    """A figure in bytes without error band, from this user's log or GPU; `label` and `how` make its one term."""
     return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

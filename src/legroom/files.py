@@ -9,7 +9,7 @@ from legroom.errors import LegroomError
 
 
 def expanded(path: str) -> Path:
-    """The path with a home folder for `~` or `~NAME`; unchanged for a user that this machine does not know."""
+    """The path with `~` or `~NAME` replaced by that home folder; unchanged for a user unknown here."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
@@ -30,7 +30,7 @@ def read_text(path: Path | str, hint: str = "", most_bytes: int = 32 << 20) -> s
 
 
 def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces a file in one step, even in a crash; an existing one keeps its mode and owner, a new one gets `mode`."""
+    """Replaces a file in one step, even in a crash; it keeps its mode and owner, a new one gets `mode`."""
     path = path.resolve()  # a symbolic link stays
     beside = path.with_name(f".{path.name}.legroom")  # one that a killed legroom left is replaced
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +76,12 @@ def user_folder() -> Path:
 
 
 def store_path() -> Path:
-    """The calibration file: figures of the user's own start-ups."""
+    """The path of the calibration file: figures of the user's own start-ups."""
     return home() / "calibration.json"
 
 
 def cards_path() -> Path:
-    """The file of `legroom probe`'s measurements."""
+    """The path of the file with `legroom probe`'s measurements."""
     return home() / "cards.json"
 
 

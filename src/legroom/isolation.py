@@ -21,7 +21,7 @@ _GIVEN_MODELS: ContextVar[Mapping[str, GivenModel] | None] = ContextVar("given_m
 
 @contextmanager
 def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
-    """Within the context, a model name means one of `models` or a bundled one, and no named file is read."""
+    """Context manager, in which a model name means one of `models` or a bundled one, and no file is read."""
     token = _GIVEN_MODELS.set(models or {})
     try:
         yield
@@ -30,12 +30,12 @@ def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
 
 
 def given_models() -> Mapping[str, GivenModel] | None:
-    """By name, the models that the current request brings along; None where it may read files and the Hub instead."""
+    """Name -> model that the current request brought along; None where files and the Hub may be read instead."""
     return _GIVEN_MODELS.get()
 
 
 def is_local_model(model: str) -> bool:
-    """Whether a model's name means a path here rather than an id on the Hub; within `isolated` by spelling alone."""
+    """Whether a model's name is a path here and no id on the Hub; inside `isolated` judged by spelling alone."""
     if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
         return True
     return given_models() is None and Path(model).exists()

@@ -12,8 +12,8 @@ _Record = TypeVar("_Record")
 
 
 def record_from_json(record: type[_Record], document: Any, place: str = "") -> _Record:
-    """A record from its JSON object; a missing key or null keeps the default, unknown keys are ignored. A ValueError
-    names the key that is missing or has the wrong type; `place` goes before the key, such as `kv.`."""
+    """A record (dataclass) from its JSON object; a missing key or null keeps the default, unknown keys are ignored.
+    ValueError names a key that is missing or of the wrong type, preceded by `place`, such as `kv.`."""
     _require(isinstance(document, Mapping), place[:-1] or "it", "a JSON object")
     values = {
         name: _value_of_type(kind, document[name], place + name)
@@ -34,7 +34,7 @@ def _field_types(record: type) -> dict[str, Any]:
 
 
 def _value_of_type(kind: Any, value: Any, place: str) -> Any:
-    """A JSON value as the type `kind` of its field; a ValueError names its place."""
+    """The JSON value converted to the field type `kind`; a ValueError names its `place` in the document."""
     origin, inner = _origin_and_args(kind)
     if origin is None and kind in (str, bool):
         _require(isinstance(value, kind), place, "text" if kind is str else "true or false")
@@ -58,13 +58,13 @@ def _value_of_type(kind: Any, value: Any, place: str) -> Any:
 
 @cache
 def _origin_and_args(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type `list[int]` as (list, (int,)); cached, because a large document asks a hundred thousand times."""
+    """typing's origin and arguments, `list[int]` as (list, (int,)); cached, as large documents ask 100,000 times."""
     return get_origin(kind), get_args(kind)
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Context manager: no garbage collection, which would walk a large document again and again while it is parsed."""
+    """Context manager without garbage collection, which would walk a large document repeatedly while it is parsed."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -75,11 +75,11 @@ def gc_paused() -> Iterator[None]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a number that a float can hold: no bool, NaN, infinity or integer of hundreds of digits."""
+    """Whether the value is a number that fits a float: no bool, NaN, infinity, or integer of hundreds of digits."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _require(is_right: bool, place: str, wanted: str) -> None:
-    """Unless `is_right`, raise ValueError, naming the place in the document and what is wanted there."""
-    if not is_right:
+def _require(is_valid: bool, place: str, wanted: str) -> None:
+    """Unless `is_valid`, raise the ValueError "`place` is not `wanted`"."""
+    if not is_valid:
         raise ValueError(f"{place} is not {wanted}")

@@ -39,12 +39,12 @@ _HOOK_PATH = r"(https?://hooks?\.[^\s/]+)/\S+|(https?://[^\s/]+/api/webhooks)/\S
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable, a flag or a key of JSON may hold a secret, by its name or by credentials in an address."""
+    """Whether a variable, flag or JSON key may hold a secret, by its name or by credentials in a URL in `value`."""
     return bool(_SECRET_NAME.search(name) or CREDENTIALS.search(value))
 
 
 def masked(value: Any) -> Any:
-    """A text or JSON value with its secrets replaced by a placeholder."""
+    """The text or JSON value with all its secrets replaced by a placeholder."""
     if isinstance(value, str):
         text = CREDENTIALS.sub(rf"\1{HIDDEN}@", value)
         text = re.sub(_IN_QUERY, _without_value, text)
@@ -64,17 +64,17 @@ def masked(value: Any) -> Any:
 
 
 def _without_value(match: re.Match[str]) -> str:
-    """A matched `name=value`, the value masked where the name is that of a secret."""
+    """A matched `name=value`, with the value masked if the name is that of a secret."""
     return f"{match[1]}{HIDDEN}" if is_secret(match[2]) or match[2].lower() in _SIGNATURES else match[0]
 
 
 def is_secret_json_key(name: str) -> bool:
-    """Whether a key inside a flag's JSON holds a secret."""
+    """Whether a key with this name inside a flag's JSON holds a secret."""
     return bool(_INNER_KEY.search(name))
 
 
 def shown_word(word: str) -> str:
-    """A word of a command line, with a secret's `NAME=value`, credentials in an address and secrets in JSON masked."""
+    """A command-line word with secrets masked: `NAME=value`, credentials in a URL, and keys in JSON."""
     assignment = _ASSIGNMENT.fullmatch(word)
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"

@@ -19,7 +19,7 @@ class Memo(Generic[_Result]):
         self._known: dict[tuple[object, ...], tuple[tuple[object, ...], _Result]] = {}
 
     def get(self, owners: tuple[object, ...], key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
-        """The result for these owners (by identity) and key, by `compute` the first time; a full cache is cleared."""
+        """The result of `compute()`, once per `key` and `owners` (compared by identity); a full cache is cleared."""
         whole = (*map(id, owners), *key)
         found = self._known.get(whole)
         if found is None:

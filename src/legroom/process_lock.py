@@ -11,15 +11,15 @@ from legroom.errors import LegroomError
 
 @contextlib.contextmanager
 def single_process(
-    path: Path, say: Callable[[str], None], keeps_away: str, refusal: Callable[[str], LegroomError]
+    path: Path, say: Callable[[str], None], what_is_kept_away: str, make_refusal: Callable[[str], LegroomError]
 ) -> Iterator[None]:
-    """Context manager: hold the lock file at `path`, or raise `refusal(pid)` with the pid of the process that holds it.
-    Without a lock the work goes on, and `say` gets "nothing keeps ..." (`keeps_away`: "a second sidecar away")."""
+    """Context manager: holds the lock file at `path`, or raises `make_refusal(pid)` with the holder's pid. If there can
+    be no lock, work goes on and `say` gets "nothing keeps `what_is_kept_away`" (such as "a second sidecar away")."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        say(f"{path} cannot be made ({error.strerror}): nothing keeps {keeps_away}")
+        say(f"{path} cannot be made ({error.strerror}): nothing keeps {what_is_kept_away}")
         yield
         return
     try:
@@ -28,9 +28,9 @@ def single_process(
             os.ftruncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
         except BlockingIOError:
-            raise refusal(os.read(lock, 32).decode("ascii", "replace").strip()) from None
+            raise make_refusal(os.read(lock, 32).decode("ascii", "replace").strip()) from None
         except OSError as error:
-            say(f"{path} cannot be held ({error.strerror}): nothing keeps {keeps_away}")
+            say(f"{path} cannot be held ({error.strerror}): nothing keeps {what_is_kept_away}")
         yield
     finally:
         os.close(lock)

@@ -19,7 +19,7 @@ ProcessTable = dict[int, tuple[int, int, bool]]
 
 
 def process_table() -> ProcessTable:
-    """Pid -> (parent's pid, start ticks, whether it lives) of every process."""
+    """Pid -> (parent's pid, start ticks, whether it is no zombie) of every process."""
     stats = ((int(name), _stat_fields(name)) for name in _all_pids())
     return {pid: (int(of[_PPID]), int(of[_STARTED]), of[0] not in "ZX") for pid, of in stats if of is not None}
 
@@ -37,19 +37,19 @@ def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, i
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """The start time of a process in clock ticks since boot (with its pid, its identity); None where it has ended."""
+    """The start time of a process in clock ticks since boot, unique with its pid; None where it has ended."""
     fields = _stat_fields(str(pid))
     return int(fields[_STARTED]) if fields is not None and fields[0] != "Z" else None
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """The CPU time of a process in clock ticks; None where it has ended or a debugger has stopped it."""
+    """CPU time of a process in clock ticks; None where it has ended or a debugger has stopped it."""
     fields = _stat_fields(str(pid))
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
-def exit_signal(pid: int, handle: int) -> int | None:
-    """The signal that ended a process, given its pidfd `handle`; 0 where it exited, None if it runs or this is lost."""
+def exit_signal(pid: int, pidfd: int) -> int | None:
+    """The signal that ended a process; 0 if it exited by itself, None if it runs or the kernel no longer knows."""
     import fcntl  # an extension module
 
     fields = _stat_fields(str(pid))
@@ -57,7 +57,7 @@ def exit_signal(pid: int, handle: int) -> int | None:
         return int(fields[_EXIT_STATUS]) & 0x7F
     info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     try:  # Linux 6.15 and later: once its parent has collected it
-        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
     except OSError:
         return None
     asked, status = _PIDFD_INFO.unpack(info)
@@ -71,13 +71,13 @@ def is_stopped(pid: int) -> bool:
 
 
 def resident_bytes(pids: tuple[int, ...]) -> int | None:
-    """Resident host memory of these processes together; None where none is left."""
+    """Resident host memory of these processes together; None where none of them is left."""
     living = [fields for pid in pids if (fields := _stat_fields(str(pid))) is not None and fields[0] not in "ZX"]
     return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
 
 def process_title(pid: int) -> bytes:
-    """The process title (/proc/PID/cmdline); empty where it is gone."""
+    """The process title (/proc/PID/cmdline); empty where the process is gone."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
             return file.read(4096)
@@ -86,17 +86,17 @@ def process_title(pid: int) -> bytes:
 
 
 def _all_pids() -> list[str]:
-    """The ids of all processes, as the folders of /proc are named; empty without /proc."""
+    """The pids of all processes, as names of folders in /proc; empty without /proc."""
     try:
         return [name for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208 - as above
     except OSError:
         return []
 
 
-def _stat_fields(name: str) -> list[str] | None:
-    """The fields of /proc/NAME/stat after the command; None where the process is gone."""
+def _stat_fields(pid: str) -> list[str] | None:
+    """The fields of /proc/PID/stat after the command name; None where the process is gone."""
     try:
-        with open(f"{_PROC}/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
+        with open(f"{_PROC}/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return None
@@ -108,13 +108,13 @@ _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 
 def has_role(pid: int, *roles: str) -> bool:
-    """Whether vLLM titled the process with one of these roles. A single API server is untitled."""
+    """Whether vLLM's title of the process names one of these roles; a single API server has no title."""
     title = process_title(pid)
     return any(f"::{role}".encode() in title for role in roles)
 
 
 def engine_name(pid: int, server: int) -> str:
-    """The title of an engine process of API server `server`, `an untitled process` before it has one; else empty."""
+    """The title of an engine process of API server `server`; `an untitled process` before it has one; else empty."""
     if has_role(pid, *ENGINE_ROLES):
         return process_title(pid).strip(b"\0 ").decode("utf-8", "replace")
     title = process_title(pid)
@@ -122,10 +122,10 @@ def engine_name(pid: int, server: int) -> str:
 
 
 def shares_engines(pid: int) -> bool:
-    """Whether the process is one of several API servers of a vLLM, whose engines are its siblings, not its children."""
+    """Whether the process is one of several API servers of one vLLM, whose engines are its siblings."""
     return _SHARES_ENGINES.search(process_title(pid)) is not None
 
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of the descendants that vLLM titled as engine, worker or coordinator; empty without titles."""
+    """Pid -> start time of the descendants titled as engine, worker or coordinator; empty without titles."""
     return {pid: start for pid, start in descendants(server, table).items() if has_role(pid, *ENGINE_ROLES)}

@@ -21,7 +21,7 @@ else:
     field = dataclasses.field
 
     def dataclass(cls=None, *, frozen=False, slots=False, **others):
-        """`dataclasses.dataclass`, with a quicker definition of frozen classes."""
+        """As `dataclasses.dataclass`, but frozen classes are defined more quickly."""
         if cls is not None or not frozen or others:
             return dataclasses.dataclass(cls, frozen=frozen, slots=slots, **others)
         return lambda cls: _define_record(cls, slots)
@@ -38,7 +38,7 @@ _PLAIN_FIELD = dataclasses.fields(_Sample)[0]._field_type  # type: ignore[attr-d
 
 
 def _define_record(cls: type, slots: bool) -> type:
-    """The class as a frozen record: fields, lazily compiled `__init__`, comparison, hash and pickling."""
+    """The class made a frozen record, with fields, lazily compiled `__init__`, comparison, hash and pickling."""
     fields = _all_fields(cls)
     methods: dict[str, Any] = {
         "__init__": _Init(cls, fields),
@@ -66,7 +66,7 @@ def _define_record(cls: type, slots: bool) -> type:
 
 
 def _all_fields(cls: type) -> dict[str, Field[Any]]:
-    """The fields of the bases, then the class's own."""
+    """The fields of the base classes, then the class's own, by name."""
     fields: dict[str, Field[Any]] = {}
     for base in cls.__mro__[-1:0:-1]:
         fields |= base.__dict__.get("__dataclass_fields__", {})
@@ -121,11 +121,11 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
     shown = tuple(name for name, field_ in fields.items() if field_.repr)
 
     def equal(self: Any, other: Any) -> Any:
-        """`__eq__`: only a record of the same class can be equal, by its compared fields."""
+        """`__eq__`: equal are only records of the same class with equal compared fields."""
         return compared(self) == compared(other) if other.__class__ is self.__class__ else NotImplemented
 
     def hashed_fields(self: Any) -> int:
-        """`__hash__`, over the fields that are hashed or, where a field does not say, compared."""
+        """`__hash__` of the fields with `hash=True`, and of compared ones that leave it open."""
         return hash(hashed(self))
 
     def shown_fields(self: Any) -> str:
@@ -136,7 +136,7 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
-    """A function from a record to its values of these attributes: a tuple, or the bare value of a single attribute."""
+    """A function from a record to a tuple of these attributes, or, for a single one, to its bare value."""
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 

@@ -20,7 +20,7 @@ _MAX_MEMORY_BYTES = 64 << 20
 
 @cache
 def compiled(pattern: str) -> Any:
-    """A pattern compiled by RE2, or by `re` without it; its methods are those of `re`."""
+    """The pattern compiled by RE2, or by `re` where RE2 is missing; both have the methods of `re`."""
     return re2.compile(pattern) if re2 else re.compile(pattern, re.ASCII)
 
 
@@ -60,7 +60,7 @@ class PatternSet:
             self._sets.append(some)
 
     def matching(self, text: str) -> tuple[int, ...]:
-        """Indices of the patterns that match, in ascending order."""
+        """Indexes of the patterns that match anywhere in the text, in ascending order."""
         if self._sets:
             found = (sorted(some.Match(text) or ()) for some in self._sets)
             return tuple(part * _SET_PATTERNS + index for part, indices in enumerate(found) for index in indices)
@@ -80,7 +80,7 @@ class LiteralFinder:
         self._pattern = re2.compile(alternatives or rb"[^\s\S]", _re2_options()) if re2 else None
 
     def find(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """(offset, text that begins there) for each of the texts in buffer[start:end], in ascending order."""
+        """(Offset, literal found there) of the finder's literals in buffer[start:end], in ascending order."""
         if self._pattern is None:
             yield from heapq.merge(*(_occurrences(buffer, literal, start, end) for literal in self._literals))
             return
@@ -91,14 +91,14 @@ class LiteralFinder:
 
 
 def _occurrences(buffer: bytes, literal: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, `literal`) of every place of the text in buffer[start:end]."""
+    """(Offset, `literal`) of each occurrence in buffer[start:end], not overlapping."""
     while (start := buffer.find(literal, start, end)) >= 0:
         yield start, literal
         start += len(literal)
 
 
 def _re2_options(memory_bytes: int = _MAX_MEMORY_BYTES) -> Any:
-    """RE2's options with the larger memory limit of one automaton; None without RE2."""
+    """RE2's options with `memory_bytes` for one automaton; None where RE2 is missing."""
     if re2 is None:
         return None
     options = re2.Options()

@@ -55,7 +55,7 @@ class KeyLines:
         self._lines = lines
 
     def line_of(self, path: KeyPath) -> int:
-        """The line of a key, or of the nearest enclosing table that has a line; 1 without one."""
+        """The line number of a key, else of the nearest enclosing table that has a line, else 1."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -64,7 +64,7 @@ class KeyLines:
 
 
 def parse_toml(text: str, name: str, hint: str = "see https://toml.io for the format") -> dict[str, Any]:
-    """The parsed text. A syntax error becomes a LegroomError that names the line, and the key if the line has one."""
+    """The parsed text called `name`. A syntax error becomes a LegroomError with its line and, if known, key."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
@@ -107,11 +107,11 @@ class TomlTable:
         """The names of all keys of the table, read or not."""
         return tuple(self._values)
 
-    def error(self, key: str, what: str, hint: str = "") -> ConfigError:
-        """The exception to raise: `what` is wrong with a key (empty: with the table itself), and in which line."""
+    def error(self, key: str, problem: str, hint: str = "") -> ConfigError:
+        """The exception to raise for `problem` with a key (empty: with the table itself); it names the line."""
         path = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in path)
-        return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
+        return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {problem}", hint)
 
     def get(self, key: str, kind: type[_Value], default: _Value) -> _Value:
         """The value at `key`, of type `kind`; the default without the key; ConfigError for another type."""
@@ -170,12 +170,12 @@ class TomlTable:
         return tuple(values)
 
     def path(self, key: str) -> Path | None:
-        """The path at `key`, a relative one below the file's folder; None without the key."""
+        """The path at `key`, relative ones below the TOML file's folder; None without the key."""
         text = self.find(key, str)
         return None if text is None else self._file.parent / expanded(text)
 
     def secret(self, key: str) -> str | None:
-        """The text at `key`, or in the variable at KEY_env, or the file at KEY_file; None without any."""
+        """The text at `key`, in the environment variable that KEY_env names, or in the file KEY_file; None without."""
         given = [name for name in (key, f"{key}_env", f"{key}_file") if name in self._values]
         if len(given) > 1:
             raise self.error(given[1], f"is given beside {given[0]}: one of them is enough")
@@ -202,7 +202,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def subtables(self) -> Iterator[tuple[str, TomlTable]]:
-        """Every key with its table; ConfigError for another value."""
+        """(Key, table) for every key; ConfigError for a value that is no table."""
         for key in self._values:
             yield key, TomlTable(self.require(key, dict), (*self._at, key), self._file, self._lines)
 
@@ -217,13 +217,13 @@ class TomlTable:
         )
 
     def raw(self, key: str) -> Any:
-        """The value as TOML has it; None without the key."""
+        """The value at `key` as TOML has it; None without the key."""
         self._read.add(key)
         return self._values.get(key)
 
 
 def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
-    """A header's path with list indexes: `servers.limits` below the third `[[servers]]` is servers, 2, limits."""
+    """A header's path with list indexes: `servers.limits` below the third `[[servers]]` -> servers, 2, limits."""
     at: KeyPath = ()
     for number, step in enumerate(path):
         at = (*at, step)
@@ -233,12 +233,12 @@ def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
 
 
 def _split_key(dotted: str) -> KeyPath:
-    """A dotted TOML key as its parts without quotes."""
+    """The parts of a dotted TOML key, without quotes."""
     return tuple(part.strip("\"'") for part in re.findall(r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+""", dotted))
 
 
 def _closest_key_hint(word: str, known: Sequence[str]) -> str:
-    """The hint `did you mean ...?` with the known key or choice closest to the word; empty where none is near."""
+    """`did you mean ...?` with the known key or choice closest to the word; empty where none is close."""
     near = get_close_matches(word, known, 1)
     return f"did you mean {near[0]}?" if near else ""
 

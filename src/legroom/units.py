@@ -27,7 +27,7 @@ def round_up(a: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number from a MiB on; LegroomError, naming `what`, otherwise."""
+    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number of at least a MiB; else LegroomError naming `what`."""
     found = _NUMBER.fullmatch(text)
     unit = found.group(2).lower() if found else ""
     if not found or unit not in _BYTES:
@@ -39,7 +39,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """A whole number: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them; LegroomError otherwise."""
+    """A whole number: `4096`, `32k` (32,000), `32K` (32,768), as vLLM parses them; else LegroomError naming `what`."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -55,7 +55,7 @@ def parse_whole(text: str, option: str, least: int, most: int) -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """Tokens of a context length: `32k` is 32,768 (vLLM's flags read 32,000); LegroomError otherwise."""
+    """Tokens of a context length; `32k` is 32,768, though vLLM's flags read 32,000. LegroomError otherwise."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": KIB, "m": MIB}.get(found.group(2).lower(), 0) if found else 0
     if not found or (scale == 1 and "." in text) or not (tokens := int(float(found.group(1)) * scale)):
@@ -64,7 +64,7 @@ def parse_length(text: str, what: str = "length") -> int:
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
-    """Bytes per second of `2GB/s`; `default` for None; LegroomError below 100 kB/s or for other text."""
+    """Bytes per second of `2GB/s`; `default` for None; LegroomError, naming `what`, for others or below 100 kB/s."""
     if text is None:
         return default
     speed = parse_bytes(text.removesuffix("/s"), what)
@@ -93,7 +93,7 @@ def parse_seconds(text: str | None, what: str) -> float | None:
 
 
 def gib(bytes_: float, digits: int = 2) -> str:
-    """Bytes as text: `12.34 GiB`, with two digits `1.2 MiB` for less than 0.005 GiB."""
+    """Bytes as text, `12.34 GiB`; with two digits, `1.2 MiB` below 0.005 GiB."""
     if 0 < bytes_ < GIB / 200 and digits == 2:
         return f"{bytes_ / MIB:.1f} MiB"  # not 0.00 GiB
     return f"{bytes_ / GIB:.{digits}f} GiB"

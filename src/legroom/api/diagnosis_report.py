@@ -23,7 +23,7 @@ class DiagnosisReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes of the last run that tells anything, the likeliest first; empty where no cause is found."""
+        """The causes found in the last run with any evidence, the likeliest first; empty where none is found."""
         return self.reading.runs[0].findings if self.reading.runs else ()
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:

@@ -58,7 +58,7 @@ class ServerCheckup:
 
     @property
     def line(self) -> str:
-        """The server in one line: PID, model, release, address, state, memory held and planned."""
+        """The server in one line: PID, model, release, address, state, GPU memory held and planned."""
         held = f"holds {human_bytes(self.held_bytes)}" if self.held_bytes else "GPU memory not known"
         planned = f" (planned {human_bytes(self.planned_bytes)})" if self.planned_bytes else ""
         return f"PID {self.pid}, {self.model}, vLLM {self.vllm} at {self.address}: {self.state}, {held}{planned}"
@@ -74,13 +74,13 @@ class DoctorReport:
 
     @property
     def exit_code(self) -> int:
-        """1 where something is wrong; 3 where there is no GPU and nothing else is wrong; else 0."""
+        """1 if something is wrong; 3 if nothing is, but there is no GPU; else 0."""
         if any(each.rank == "wrong" for each in self.findings):
             return ANSWER_IS_NO
         return OK if self.node.gpus else UNREACHABLE
 
     def text(self, style: Style) -> str:
-        """At most ten lines: how many findings of each rank there are, the machine, the servers, then the findings."""
+        """At most ten lines: the number of findings by rank, the machine, the servers, then the findings."""
         counts = ", ".join(f"{sum(each.rank == rank for each in self.findings)} {rank}" for rank in _RANKS)
         rows = [("machine", _machine_line(self.node)), *(("server", server.line) for server in self.servers)]
         rows += [(each.rank, f"{each.about}: {each.message}") for each in self.findings]
@@ -96,7 +96,7 @@ class DoctorReport:
 
 
 def doctor() -> DoctorReport:
-    """Checks GPUs, processes, /dev/shm, and each running server's plan, metrics and log; the gravest finding first."""
+    """Checks GPUs, processes, /dev/shm, and each running server's plan, metrics and log; the worst findings first."""
     node = read_node_state()
     snapshot = replace(read_machine(), gpus=node.gpus)
     found = list(_machine_findings(snapshot, node))
@@ -120,7 +120,7 @@ def _machine_line(node: NodeState) -> str:
 
 
 def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[DoctorFinding]:
-    """What is wrong with the machine itself: leftovers of dead servers, kernel kills, and what was not readable."""
+    """What is wrong with the machine itself: leftovers of dead servers, OOM kills, and what could not be read."""
     if not node.gpus:
         message = "neither NVML nor nvidia-smi answers: no memory, no processes, no driver of a card"
         yield DoctorFinding("not read", "GPU", message)
@@ -135,32 +135,32 @@ def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[Do
         yield DoctorFinding("watch", "host memory", f"the kernel has ended {kills} processes since boot for memory")
 
 
-def _proc_strings(pid: int, name: str) -> list[str]:
-    """The strings of a file of /proc/PID, such as `environ`; empty where it may not be read."""
+def _proc_strings(pid: int, file_name: str) -> list[str]:
+    """The NUL-separated strings of /proc/PID/`file_name`, such as `environ`; empty where not permitted."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+        return Path(f"/proc/{pid}/{file_name}").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
     except OSError:
         return []
 
 
 def _checkup_of_server(
-    snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
+    snapshot: MachineSnapshot, node: NodeState, pid: int, command_words: list[str], findings: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup of the server with this PID and command line (`words`); appends to `found` what is wrong with it."""
+    """The checkup of the server with this PID and command line; what is wrong is appended to `findings`."""
     # Its log is the file that it prints to, unless that is a terminal, a pipe or a journal.
     targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     log = next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
     about = f"PID {pid}"
     env = dict(word.split("=", 1) for word in _proc_strings(pid, "environ") if "=" in word)
-    line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
+    line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *command_words])
     try:
         deployment = deployment_from_command(line)
     except LegroomError as error:
-        found.append(DoctorFinding("not read", about, f"its command line: {error.message}"))
+        findings.append(DoctorFinding("not read", about, f"its command line: {error.message}"))
         return ServerCheckup(pid, "a model", "(not known)", "(not known)", "not read", log)
     address = f"127.0.0.1:{served_port(deployment.args)}"
     view, version = _view_and_version(address, pid)
-    if version := version or _installed_release(pid, words[0]):
+    if version := version or _installed_release(pid, command_words[0]):
         deployment = deployment_from_command(line, release(version))
     own = frozenset(each.pid for each in snapshot.tree(pid))
     shown = str(deployment.release) if version else f"{deployment.release} (assumed)"
@@ -168,15 +168,15 @@ def _checkup_of_server(
     checkup = ServerCheckup(pid, model, shown, address, state, log, bytes_held_by(own, node.gpus))
     cards = tuple(_without_processes(card, own) for card in visible(node.gpus, env.get("CUDA_VISIBLE_DEVICES")))
     if cards:
-        checkup = _with_plan(checkup, deployment, replace(node, gpus=cards), found)
-    found += (DoctorFinding(rank, about, message) for rank, message in _server_findings(view, address, log, pid))
+        checkup = _with_plan(checkup, deployment, replace(node, gpus=cards), findings)
+    findings += (DoctorFinding(rank, about, message) for rank, message in _server_findings(view, address, log, pid))
     return checkup
 
 
 def _with_plan(
-    checkup: ServerCheckup, deployment: Deployment, node: NodeState, found: list[DoctorFinding]
+    checkup: ServerCheckup, deployment: Deployment, node: NodeState, findings: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup with the plan's peak and verdict, if it can be planned; appends preflight's findings to `found`."""
+    """The checkup with the plan's peak and verdict, if it can be planned; preflight's are added to `findings`."""
     pid, about = checkup.pid, f"PID {checkup.pid}"
     limit = cgroup.limit if (cgroup := Cgroup.of(pid)) is not None else None
     shared = shm_bytes(f"/proc/{pid}/root/dev/shm")
@@ -184,13 +184,13 @@ def _with_plan(
     try:
         answer = preflight(deployment.args, deployment.release, place)
     except LegroomError as error:
-        found.append(DoctorFinding("not read", about, f"cannot be planned: {error.message}"))
+        findings.append(DoctorFinding("not read", about, f"cannot be planned: {error.message}"))
         return checkup
     ranks: dict[str, Rank] = {"failure": "wrong", "warning": "watch"}
     for check in answer.checks:
         if rank := ranks.get(check.finding):
             when = "the next start: " if check.name == "memory" else ""
-            found.append(DoctorFinding(rank, about, f"{check.name}: {when}{check.message}"))
+            findings.append(DoctorFinding(rank, about, f"{check.name}: {when}{check.message}"))
     if answer.plan is None:
         return checkup
     layout, gpus = answer.plan.layout, max(deployment.args.gpus_needed, 1)
@@ -198,21 +198,21 @@ def _with_plan(
     return replace(checkup, planned_bytes=own_bytes * gpus, verdict=answer.plan.verdict)
 
 
-def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
-    """The card as if the processes with these PIDs held nothing; as if empty where the driver lists no processes."""
-    others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
+def _without_processes(card: GpuMemory, pids: frozenset[int]) -> GpuMemory:
+    """The card as if these processes held nothing; as if empty where the driver lists no processes."""
+    others = card.used_bytes - sum(size for pid, size in card.processes if pid in pids) if card.processes else 0
     return replace(card, used_bytes=max(others, 0))
 
 
 def _installed_release(pid: int, interpreter: str) -> str | None:
-    """The vLLM release installed beside a process's interpreter, in its own file system; None where none is."""
+    """The vLLM release installed beside a process's Python `interpreter`, as that process sees files; or None."""
     prefix = Path(f"/proc/{pid}/root{PurePath(interpreter).parent.parent}")
     name = next((path.name for path in prefix.glob("lib/python3*/*-packages/vllm-*.dist-info")), "")
     return name.removeprefix("vllm-").removesuffix(".dist-info").partition("+")[0] or None
 
 
 def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
-    """(state by its metrics, vLLM release), None where it does not answer or has a network namespace of its own."""
+    """(State by its metrics, vLLM release); each None if unknown, both in another network namespace."""
     from legroom.live.running_server import running_server
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
@@ -229,7 +229,7 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
-    """(rank, sentence) of what metrics, log and kernel show; "not read" where `view` or `log` is None."""
+    """(Rank, sentence) of each problem in metrics, log and the kernel's counters; "not read" where one is None."""
     if view is None:
         yield "not read", "metrics: it has a network of its own; run doctor inside its container"
     elif view.state == "unreachable":

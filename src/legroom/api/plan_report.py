@@ -40,7 +40,7 @@ class PlanReport:
 
     @property
     def command(self) -> list[str]:
-        """The command line that was planned, ready to run."""
+        """The planned command line, ready to run."""
         return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
@@ -102,7 +102,7 @@ class SearchReport:
         return search_text(self.answer, style)
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
-        """The best plan's document with the search in it; the given flags' plan where nothing holds the load."""
+        """The best plan's document with the search in it; if nothing holds the load, that of the given flags."""
         answer = self.answer
         search = {
             "model": self.target.model.name,
@@ -122,7 +122,7 @@ class SearchReport:
 
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
-    """Another plan that holds the load as JSON; `losses` says what it gives up."""
+    """Another plan that holds the load, as JSON; `losses`: what it gives up, in words."""
     return {
         "gpus": plan.target.gpus,
         "gives_up": list(losses),
@@ -180,8 +180,8 @@ _SEARCHED_FLAGS = (
 )
 
 
-def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan on just the GPUs that it uses, `losses` after the number of GPUs if that is beyond `asked`)."""
+def _on_used_gpus(plan: Plan, losses: tuple[str, ...], gpus_asked: int) -> tuple[Plan, tuple[str, ...]]:
+    """(The plan on only the GPUs that it uses; `losses`, after a line where these are more than `gpus_asked`)."""
     used = plan.settings.gpus_used
-    more = (f"{used} cards instead of {asked}",) if used > asked else ()
+    more = (f"{used} cards instead of {gpus_asked}",) if used > gpus_asked else ()
     return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

@@ -21,7 +21,7 @@ MAX_REQUESTS = 50_000
 
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
-    """Replays a trace, or the file of one, through vLLM's scheduler; `options` are those of `trace_replay.simulate`."""
+    """Replays a trace, or that in a file, through vLLM's scheduler; `options`: those of `trace_replay.simulate`."""
     from legroom.simulation.trace_replay import simulate as replay_trace
     from legroom.simulation.traces.trace_files import read_trace
 
@@ -29,7 +29,7 @@ def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) ->
 
 
 def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
-    """The trace of a list of requests, or of a synthetic mix; LegroomError for both, neither, or too many."""
+    """The trace of a list of requests or of a synthetic `mix`; LegroomError for both, neither or too many."""
     if (requests is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `requests` or `mix`")
     if mix is not None:
@@ -45,7 +45,7 @@ def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | No
 
 
 def bounded_trace(trace: Trace) -> Trace:
-    """The trace by arrival; LegroomError where it is not valid, or has more requests than one HTTP or MCP call may."""
+    """The checked trace; LegroomError if invalid or with more requests than one HTTP or MCP call may have."""
     if len(trace) > MAX_REQUESTS:
         hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
         raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
@@ -73,17 +73,17 @@ def simulation_json(
     return {**document, "notes": [note]} if note else document
 
 
-def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
-    """The settings of `given` that are not None, else the plan's, else vLLM's defaults; LegroomError without blocks."""
+def requested_settings(trace: Trace, plan: Plan | None, settings: Mapping[str, int | bool | None]) -> SchedulerSettings:
+    """The `settings` that are not None, else the plan's, else vLLM's defaults; LegroomError without num_blocks."""
     values: dict[str, Any] = {}
     if plan is not None:
-        if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
+        if plan.verdict == "does_not_fit" and settings.get("num_blocks") is None:
             why = f"this deployment does not start ({title_of_label(plan.reason)}), so there is no pool to simulate"
             raise LegroomError(why, "plan it for the flags that fix it, or give the number of blocks")
         from legroom.simulation.from_plan import planned_scheduler
 
         values = dict(planned_scheduler(plan).flags)
-    values |= {name: value for name, value in given.items() if value is not None}
+    values |= {name: value for name, value in settings.items() if value is not None}
     if "num_blocks" not in values:
         raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")
     values.setdefault("max_model_len", trace.longest)

@@ -33,17 +33,17 @@ class SizeReport:
 
     @property
     def fits(self) -> bool:
-        """Whether any of the GPUs holds any of the models, within the budget."""
+        """Whether any of the GPUs, in any count, holds any of the models within the budget."""
         return any(row.count for row in self.affordable)
 
     @property
     def affordable(self) -> list[Fit]:
-        """The rows within the budget, and those of GPUs that do not hold the model, the cheapest first."""
+        """The rows within the budget and those of GPUs that do not hold the model, the cheapest first."""
         rows = cheapest_first(self.rows, self.prices)
         return [row for row in rows if not row.count or self._usd_per_hour(row) <= self.budget]
 
     def _usd_per_hour(self, row: Fit) -> float:
-        """The price of a row's GPUs; infinite where none is known."""
+        """The price of a row's GPUs in US dollars per hour; infinite where none is known."""
         return hourly_usd(row, self.prices) or math.inf
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
@@ -116,7 +116,7 @@ def size_deployment(
     policy: Policy = "balanced",
     models: Sequence[str] = (),
 ) -> SizeReport:
-    """The GPUs (`max_gpus` at most) that hold a deployment's model, or `models` with its flags, with list prices."""
+    """Which GPUs (at most `max_gpus`) hold the deployment's model, or `models` with its flags; with list prices."""
     release, args = deployment.release, deployment.args
     goal = CapacityGoal(context, float(concurrency or 1), counts_up_to(max_gpus), policy)
     rows = size_models(models or [args.model], release, args, goal, named_gpus(gpus))

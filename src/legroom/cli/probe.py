@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     python = python_of_vllm(args.python)
     note(f"asking the GPU with {python}; this takes about a minute")
     served = _served_words(args.served)
-    outcome = probe_card(python, ranks=args.ranks, with_vllm=not args.no_vllm, served=served)
+    outcome = probe_card(python, ranks=args.ranks, with_vllm=not args.no_vllm, serve_args=served)
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:

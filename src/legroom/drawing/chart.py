@@ -42,7 +42,7 @@ def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
 
 
 def swatch(segment: Segment, style: Style, count: int = 1) -> str:
-    """`count` cells of a bar or legend: coloured blocks, without colour its glyph, without Unicode its letter."""
+    """`count` cells of a bar or legend: coloured blocks; its glyph without colour, its letter without Unicode."""
     if not style.unicode:
         return segment.letter * count
     return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
@@ -55,7 +55,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def dominant_kinds(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty where they sum to 0."""
+    """Per cell of `width` the kind with most of it; `runs`: (kind, amount) in order; [] if they sum to 0."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []
@@ -81,7 +81,7 @@ def labels(segments: Sequence[Segment], width: int) -> str:
 
 
 def ruler(position: int, width: int, text: str, style: Style) -> str:
-    """A bracket under the first `position` cells, with the text inside it, or after it where it is too wide."""
+    """A bracket under the first `position` of `width` cells, with the text inside, or after it if it is too wide."""
     left, line, right = (style.pick(fancy, plain) for fancy, plain in (("└", "`"), ("─", "-"), ("┘", "'")))
     position = max(2, min(position, width))
     inner = position - 2
@@ -92,7 +92,7 @@ def ruler(position: int, width: int, text: str, style: Style) -> str:
 
 
 def downsampled(values: Sequence[float], width: int) -> list[float]:
-    """The values in `width` columns, each the maximum of those it covers; too few values are repeated."""
+    """The values in `width` columns, each the maximum of the values it covers; fewer values are repeated."""
     if not values or width <= 0:
         return []
     if len(values) <= width:
@@ -101,7 +101,7 @@ def downsampled(values: Sequence[float], width: int) -> list[float]:
 
 
 def area(values: Sequence[float], top: float, width: int, height: int, style: Style, colour: Colour) -> list[str]:
-    """The `height` lines of a filled curve of `width` columns; `top`: the value at the upper edge."""
+    """The `height` lines of a filled curve of `width` columns; `top`: the value that reaches the upper edge."""
     columns = downsampled(values, width)
     levels = [min(height * 8, max(0, round(value / top * height * 8))) if top > 0 else 0 for value in columns]
     levels = [1 if value > 0 and level == 0 else level for value, level in zip(columns, levels, strict=True)]

@@ -56,7 +56,7 @@ class Svg:
         tip: str = "",
         round_: float = 0,
     ) -> None:
-        """Draw a rectangle in the colour `fill` (a name of COLOURS) or the theme class `css`; `tip` shows on hover."""
+        """Draw a rectangle in the colour `fill` (a name of COLOURS) or theme class `css`; `tip` shows on hover."""
         paint = f' fill="{COLOURS[fill]}"' if fill else f' class="{css}"'
         corner = f' rx="{round_:g}"' if round_ else ""
         inner = f"<title>{_escaped(tip)}</title></rect>" if tip else "</rect>"
@@ -142,7 +142,7 @@ class Curve:
 
 
 def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
-    """A curve, `height` lines high in a terminal, whose upper edge is its largest value, at least 1."""
+    """A curve whose upper edge is its largest value, at least 1; `height`: its lines in a terminal."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 
@@ -153,7 +153,7 @@ def curve_width(style: Style) -> int:
 
 
 def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
-    """The lines of a curve in a terminal; a `growing` one with fewer values than columns stands at the right edge."""
+    """A curve's lines in a terminal; a `growing` one with fewer values than columns is drawn at the right edge."""
     width, values = curve_width(style), curve.values
     drawn = [*([0.0] * (width - len(values))), *values] if growing else values
     edges = {curve.height - 1: "0", 0: curve.scale}
@@ -164,12 +164,12 @@ def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
 
 
 def axis_line(begin: str, end: str, style: Style) -> str:
-    """The line below the curves in a terminal, with the labels of their left and right edge."""
+    """The line below the curves in a terminal, with the labels `begin` at the left and `end` at the right edge."""
     return f"{'':<{_NAME_WIDTH}}{begin}{end:>{max(1, curve_width(style) - len(begin))}}"
 
 
 def draw_curves(svg: Svg, y: float, curves: Iterable[Curve]) -> float:
-    """Draws curves below each other into an SVG; returns the y below them."""
+    """Draws curves below each other into an SVG from `y` on; returns the y below them."""
     for curve in curves:
         box = (SVG_LEFT, y, 560, 26.0 * curve.height)
         svg.text(24, y + 12, curve.name, "soft")
@@ -181,7 +181,7 @@ def draw_curves(svg: Svg, y: float, curves: Iterable[Curve]) -> float:
 
 
 def draw_rows(svg: Svg, y: float, rows: Iterable[tuple[str, str]]) -> float:
-    """Draws names and figures into an SVG, a line each; returns the y of the last."""
+    """Draws (name, figure) rows into an SVG below `y`, a line each; returns the y of the last."""
     for name, value in rows:
         y += 20
         svg.text(24, y, name, "soft")

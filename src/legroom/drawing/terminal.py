@@ -33,13 +33,13 @@ class Style:
     unicode: bool = True
 
     def paint(self, text: str, *names: Paint) -> str:
-        """The text with ANSI codes; unchanged without colour."""
+        """The text within ANSI codes for these colours or attributes; unchanged without colour."""
         if not self.colour or not names:
             return text
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def pick(self, fancy: str, plain: str) -> str:
-        """`fancy` where the output has Unicode, else `plain`."""
+        """`fancy` where the output can show Unicode, else `plain`."""
         return fancy if self.unicode else plain
 
 
@@ -57,7 +57,7 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
 
 
 def _has_colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
-    """Whether to colour: NO_COLOR, then FORCE_COLOR, then whether it is a terminal that is not dumb."""
+    """Whether to colour: NO_COLOR and FORCE_COLOR decide first, else whether it is a terminal that is not dumb."""
     if env.get("NO_COLOR"):
         return False
     if env.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -75,7 +75,7 @@ def _has_unicode(stream: TextIO) -> bool:
 
 
 def _columns_of(stream: TextIO) -> int:
-    """Columns of the terminal; 80 where the stream is none, or its width is unknown."""
+    """The terminal's columns; 80 where the stream is no terminal or its width is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 80
     except (OSError, ValueError):

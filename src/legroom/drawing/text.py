@@ -12,7 +12,7 @@ _NEVER_FIRST = frozenset("，。；：、）)")
 
 
 def visible_len(text: str) -> int:
-    """Length without ANSI colour codes."""
+    """Length of the text without ANSI colour codes."""
     return len(_ESCAPE.sub("", text))
 
 
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Lines of aligned columns; `align` has `<` or `>` for each column."""
+    """The rows as lines of aligned columns; `align` has `<` (left) or `>` (right) for each column."""
     widths = [max((visible_len(row[i]) for row in rows), default=0) for i in range(len(align))]
     lines = []
     for row in rows:
@@ -45,7 +45,7 @@ def display_width(text: str) -> int:
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Lines of `width` columns, longer words whole; `indent` begins the first, `hanging` (None: `indent`) the rest."""
+    """Lines of `width` columns, longer words whole; `indent` starts the first, `hanging` (None: `indent`) the rest."""
     hanging = indent if hanging is None else hanging
     if display_width(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
@@ -55,7 +55,7 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 
 
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
-    """Lines of `width` columns of text with double-width characters; `indent` begins the first, `hanging` the rest."""
+    """As `wrap`, for text with double-width characters, between any two of which a line may end."""
     lines, line, used = [], indent, len(indent)
     runs = groupby(text, lambda char: char.isspace() or _is_wide(char))
     for piece in (piece for stand_alone, run in runs for piece in (run if stand_alone else ["".join(run)])):
@@ -70,7 +70,7 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
 
 
 def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
-    """A command line in lines of at most `width` columns, continued with backslashes; phrases are not broken."""
+    """A command in lines of at most `width` columns, continued with backslashes; each phrase stays in one line."""
     lines: list[str] = []
     for phrase in phrases:
         if lines and len(lines[-1]) + 1 + len(phrase) <= width - len(_CONTINUED):
@@ -81,7 +81,7 @@ def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
 
 
 def command_phrases(words: Iterable[str]) -> list[str]:
-    """The words of a command with each flag joined to its value, and `vllm serve` joined."""
+    """The command's words with each flag joined to its value, and `vllm` to `serve`."""
     phrases: list[str] = []
     for word in words:
         last = phrases[-1] if phrases else ""
@@ -94,7 +94,7 @@ def command_phrases(words: Iterable[str]) -> list[str]:
 
 
 def paragraphs(*blocks: Iterable[str]) -> str:
-    """Blocks of lines with an empty line between them; an empty block is left out."""
+    """The blocks of lines, joined with an empty line between them; an empty block is left out."""
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines)
 
 

@@ -19,7 +19,7 @@ from legroom.regex import compiled, pattern_error
 
 
 def bundled_documents() -> dict[str, Any]:
-    """The parsed JSON of every bundled catalog entry, by file name."""
+    """File name -> parsed JSON of every bundled catalog entry."""
     return {f"{name}.json": json.loads(text) for name, text in read_texts(catalog.CATALOG_FOLDER / "entries").items()}
 
 
@@ -36,43 +36,43 @@ def entries() -> tuple[catalog.Entry, ...]:
     return (*bundled(), *imported_entries())
 
 
-def entry(name: str) -> catalog.Entry:
-    """The entry with this id, in upper or lower case; the error for an unknown id names the nearest ones."""
-    wanted = name.strip().lower()
+def entry(entry_id: str) -> catalog.Entry:
+    """The entry with this id (`LR203`, in any case); LegroomError, with the nearest ids, for an unknown one."""
+    wanted = entry_id.strip().lower()
     every = entries()
     for known in every:
         if known.id.lower() == wanted:
             return known
-    raise LegroomError(f"the catalog has no entry {name!r}", _nearest_entries_hint(wanted, every))
+    raise LegroomError(f"the catalog has no entry {entry_id!r}", _nearest_entries_hint(wanted, every))
 
 
 def entries_of_label(label: str) -> tuple[catalog.Entry, ...]:
-    """The entries with this label, then those that explain it too (`also`)."""
+    """The entries with this cause label, then those that explain it as well (by their field `also`)."""
     every = entries()
     own = [known for known in every if known.label == label]
     return (*own, *(known for known in every if label in known.also))
 
 
 def title_of_label(label: str) -> str:
-    """The title of the label's first entry; the label as words where the catalog has none."""
+    """The title of the first entry with this cause label; the label as words where there is none."""
     known = entries_of_label(label)
     return known[0].title.en if known else label.replace("_", " ")
 
 
-def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog.Entry:
-    """The label's entry whose signatures have most of these log messages; the entry with the id `default` if none."""
+def best_entry(label: str, message_ids: frozenset[str], default_id: str) -> catalog.Entry:
+    """The label's entry whose signatures have most of these log messages; entry `default_id` if none has any."""
 
     def shared_messages(candidate: catalog.Entry) -> int:
-        """How many of the log messages are in the candidate's signatures."""
+        """How many of the log messages the candidate's signatures name."""
         return len(message_ids & {name for signature in candidate.signatures for name in signature.messages})
 
     candidates = [each for each in entries_of_label(label) if shared_messages(each)]
-    best = max(candidates, key=lambda each: (shared_messages(each), each.id == default), default=None)
-    return entry(default) if best is None else best
+    best = max(candidates, key=lambda each: (shared_messages(each), each.id == default_id), default=None)
+    return entry(default_id) if best is None else best
 
 
 def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
-    """The entry of a parsed catalog file; most keys of the file are fields of the entry, the others are renamed."""
+    """The entry in the JSON of a catalog file; most keys are fields of the entry, the others are renamed."""
     cause, documentation = document["root_cause"], document["documentation"] or {}
     renamed = {
         **document["transitions"],
@@ -86,7 +86,7 @@ def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
-    """`FILE: problem` for each problem in parsed catalog files, given by file name; None: the bundled ones."""
+    """`FILE: problem` for each problem in `documents` (parsed JSON by file name; None: the bundled ones)."""
     documents = bundled_documents() if documents is None else documents
     check = partial(catalog.document_problems, schema_file="schema.json", build=entry_of_document)
     problems = {name: check(document) for name, document in documents.items()}
@@ -98,7 +98,7 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
-    """What is wrong with an entry's file name, its transitions (to one of `ids`) and its example, a sentence each."""
+    """Sentences on what is wrong with an entry's file name, its transitions (ids not in `ids`), its example."""
     if name != f"{document['id']}.json":
         yield f"holds the entry {document['id']}"
     for kind, others in document["transitions"].items():
@@ -112,7 +112,7 @@ def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
-    """Signatures that are not RE2, miss their own example or name an unknown log message."""
+    """Sentences on signatures that are not RE2, miss their own example or name an unknown log message."""
     known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
         if error := pattern_error(signature["pattern"]):
@@ -122,17 +122,17 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
 
 
-def _nearest_entries_hint(wanted: str, every: tuple[catalog.Entry, ...]) -> str:
-    """`did you mean ...` with up to three entries whose id is like `wanted`, or how to find entries."""
+def _nearest_entries_hint(unknown_id: str, all_entries: tuple[catalog.Entry, ...]) -> str:
+    """`did you mean ...` with up to three entries of ids like `unknown_id`, else how to find entries."""
     import difflib
 
-    names = {known.id.lower(): known for known in every}
-    if wanted.removeprefix("lr").isdecimal() and len(wanted) <= 12:
-        number = int(wanted.removeprefix("lr"))
+    names = {known.id.lower(): known for known in all_entries}
+    if unknown_id.removeprefix("lr").isdecimal() and len(unknown_id) <= 12:
+        number = int(unknown_id.removeprefix("lr"))
         numbers = {name: int(name[2:]) for name in names if name[2:].isdecimal()}
         close = sorted(numbers, key=lambda name: abs(numbers[name] - number))[:3]
     else:
-        close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(unknown_id, names, n=3, cutoff=0.5)
     if not close:
         return "legroom explain shows every entry, legroom explain WORDS finds one"
     return "did you mean " + ", ".join(f"{names[name].id} ({names[name].title.en})" for name in close) + "?"
@@ -165,7 +165,7 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 
 def search(query: str, entries: Sequence[catalog.Entry], limit: int = 10) -> list[Hit]:
-    """At most `limit` catalog entries that match the query, those with the highest scores first."""
+    """At most `limit` catalog entries that match the query, best scores first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []
@@ -185,7 +185,7 @@ def search_json(query: str, hits: Sequence[Hit], language: catalog.Language) -> 
 
 
 def _build_index(entries: Sequence[catalog.Entry]) -> _Index:
-    """Weighted terms of every entry, the rarity of each term, and the terms by stem."""
+    """Each entry's weighted terms, each term's rarity, and the terms by their first letters."""
     pages = tuple(_weighted_terms(entry) for entry in entries)
     seen = Counter(term for page in pages for term in page)
     by_stem: dict[str, list[str]] = {}
@@ -196,7 +196,7 @@ def _build_index(entries: Sequence[catalog.Entry]) -> _Index:
 
 
 def search_terms(text: str) -> list[str]:
-    """The words of a text that a search compares: Latin words, and pairs of adjacent Chinese characters."""
+    """The words of a text that search compares: Latin words, and pairs of adjacent Chinese characters."""
     words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
         is_whole = word[0] < "一" or len(word) == 1
@@ -205,7 +205,7 @@ def search_terms(text: str) -> list[str]:
 
 
 def _weighted_terms(entry: catalog.Entry) -> Counter[str]:
-    """Each search term of the entry with the weight of the heaviest field it is in."""
+    """Search term -> weight of the entry's heaviest field that has the term."""
     fields: list[tuple[float, Iterable[str]]] = [
         (8.0, (entry.title.en, entry.title.zh, entry.label)),
         (7.0, entry.aliases),
@@ -233,13 +233,13 @@ def _story_texts(entry: catalog.Entry) -> list[str]:
 
 
 def _similar_words(term: str, index: _Index) -> list[str]:
-    """The catalog's words that begin with the term or begin it, of those that share its first four letters."""
+    """Catalog terms that share the term's first four letters, and of which one begins with the other."""
     words = index.by_stem.get(term[:_STEM_LENGTH], ())
     return [word for word in words if word.startswith(term) or term.startswith(word)]
 
 
 def _name_score(query: str, entry: catalog.Entry) -> float:
-    """Points where the query is the entry's id, label or alias, fewer where it is part of one; else 0."""
+    """A fixed score if the query is the entry's id, label or alias, a lower one if it is part of one; else 0."""
     wanted = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
     if wanted in names:
@@ -248,6 +248,6 @@ def _name_score(query: str, entry: catalog.Entry) -> float:
 
 
 def _matches_signature(line: str, entry: catalog.Entry) -> bool:
-    """Whether a log line of at least 12 characters matches one of the entry's patterns."""
+    """Whether a log line of at least 12 characters matches one of the entry's signature patterns."""
     patterns = (compiled(signature.pattern) for signature in entry.signatures)
     return len(line) >= 12 and any(pattern.search(line[:_LONGEST_LINE]) for pattern in patterns)

@@ -15,14 +15,14 @@ from legroom.json_records import record_from_json
 
 
 def record_id(entry: Entry) -> str:
-    """`llm/vllm-lr203-kv-too-small-for-max-len`: an entry's id in exported records; imported ones keep theirs."""
+    """An entry's id in exported records: `llm/vllm-lr203-kv-too-small-for-max-len`; imported entries keep theirs."""
     if entry.record is not None:
         return entry.id
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
 
 
 def _record_of(entry: Entry, record_ids: Mapping[str, str]) -> dict[str, Any]:
-    """The entry as a record; an imported one is returned unchanged. `record_ids` are those of all entries by id."""
+    """The entry as an exchange record (an imported one as it came); `record_ids`: entry id -> record id."""
     if entry.record is not None:
         return dict(entry.record)
     patterns = [signature.pattern for signature in entry.signatures]
@@ -64,14 +64,14 @@ def _record_of(entry: Entry, record_ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The chosen entries as records, which name other entries (of `every`) by the ids of their records."""
-    record_ids = {entry.id: record_id(entry) for entry in every}
+def records_of(chosen: Iterable[Entry], all_entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The chosen entries as exchange records; references to others of `all_entries` become their record ids."""
+    record_ids = {entry.id: record_id(entry) for entry in all_entries}
     return [_record_of(entry, record_ids) for entry in chosen]
 
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:
-    """The entry that a valid record describes; its rates are the record's claims, not counted."""
+    """The entry of a valid exchange record; its rates are the record's claims, not counted from threads."""
     chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
     graph, text = record["transition_graph"], {"en": record["signature"], "zh": record["signature_zh"]}
     renamed = {
@@ -96,14 +96,14 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
     return record_from_json(Entry, {**record, **renamed})
 
 
-def _claimed_change(item: Mapping[str, Any], rate: str, chinese: str = "") -> dict[str, Any]:
-    """A dead end or workaround of a record as in an entry; `rate`: key of its claimed rate, `chinese`: its action."""
+def _claimed_change(item: Mapping[str, Any], rate_key: str, action_zh: str = "") -> dict[str, Any]:
+    """A record's dead end or workaround as an entry's JSON; `rate_key`: where its claimed rate stands."""
     texts = {name: {"en": item[name]} for name in ("action", "why_fails", "how", "condition") if name in item}
-    return {**texts, "action": {"en": item["action"], "zh": chinese}, "claimed_rate": item[rate]}
+    return {**texts, "action": {"en": item["action"], "zh": action_zh}, "claimed_rate": item[rate_key]}
 
 
 def _change_record(entry: Entry, item: EntryDeadEnd | Workaround) -> dict[str, Any]:
-    """A dead end or a workaround in English, with the share of counted attempts that failed or worked."""
+    """A dead end or workaround as an English record, with the share of counted attempts that failed or worked."""
     count = entry.counted(item.kind)
     if isinstance(item, Workaround):
         own = {"success_rate": count.rate_of(count.worked), "how": item.how.en}
@@ -129,7 +129,7 @@ def imported_entries() -> tuple[Entry, ...]:
 
 
 def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
-    """(path, record, problems) of every file of the user's catalog; the record is None where it is not readable."""
+    """(Path, record, problems) of every file in the user's catalog; the record is None where it is unreadable."""
     records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
         paths = sorted(user_catalog_folder().glob("*.json"))
@@ -146,7 +146,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 
 
 def import_record(path: str) -> Path:
-    """Stores the record of a file in the user's catalog and returns its path there; LegroomError if it is invalid."""
+    """Stores the record in the file `path` in the user's catalog; returns its path there. LegroomError if invalid."""
     record = _read_record(Path(path))
     if wrong := record_problems(record):
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -162,7 +162,7 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """What is wrong with a record of an error knowledge base, a sentence each; empty where it is valid."""
+    """What is wrong with an exchange record, a sentence each; empty where it is valid."""
     from legroom.regex import pattern_error
 
     problems = document_problems(record, "record.schema.json", entry_of_record)

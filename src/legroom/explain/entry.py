@@ -28,7 +28,7 @@ class Localized:
     zh: str = ""
 
     def in_language(self, language: Language) -> str:
-        """The text in one language; English where there is no Chinese."""
+        """The text in this language; in English where there is no Chinese."""
         return (self.zh or self.en) if language == "zh" else self.en
 
 
@@ -78,12 +78,12 @@ class Count:
 
     @property
     def tried(self) -> int:
-        """Attempts whose outcome is known, worked or failed."""
+        """Attempts with known outcome: those that worked and those that failed."""
         return self.worked + self.failed
 
-    def rate_of(self, outcome: int) -> float | None:
-        """`outcome`, the number of attempts that worked or failed, as a share of all; None below three attempts."""
-        return round(outcome / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
+    def rate_of(self, attempts: int) -> float | None:
+        """`attempts` (those that worked, or failed) as a share of all tried, 0 to 1; None below three tried."""
+        return round(attempts / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +172,12 @@ class Entry:
     record: Mapping[str, Any] | None = None
     """The imported record as it came; None for legroom's own entries."""
 
-    def counted(self, kind: str | None) -> Count:
-        """In how many counted threads a change of this kind worked, and in how many it only failed; 0 for None."""
-        if kind is None:
+    def counted(self, change: str | None) -> Count:
+        """The numbers of counted threads in which the change worked, and in which it only failed; 0 for None."""
+        if change is None:
             return Count()
-        worked = [thread for thread in self.threads if kind in thread.worked]
-        failed = [thread for thread in self.threads if kind in thread.failed and kind not in thread.worked]
+        worked = [thread for thread in self.threads if change in thread.worked]
+        failed = [thread for thread in self.threads if change in thread.failed and change not in thread.worked]
         urls = dict.fromkeys(thread.url for thread in (*worked, *failed) if thread.url)
         return Count(len(worked), len(failed), tuple(urls))
 
@@ -193,7 +193,7 @@ class Entry:
 
     @property
     def verification_tier(self) -> str:
-        """`confirmed_in_threads`, `inferred_from_logs` or `derived_from_source`; an imported record's own claim."""
+        """`confirmed_in_threads`, `inferred_from_logs` or `derived_from_source`; an imported record's as it claims."""
         if self.record is not None:
             return str(self.record["verification_tier"])
         if self.confirmed:
@@ -211,7 +211,7 @@ class Entry:
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def share_of_threads(self, number: int) -> float | None:
-        """The number as a share of the counted threads, from 0 to 1; None where they are fewer than three."""
+        """`number` as a share of the counted public threads, 0 to 1; None where these are fewer than three."""
         total = len(self.threads)
         return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
 
@@ -251,10 +251,10 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def _change_json(
-    entry: Entry, item: EntryDeadEnd | Workaround, reason: str, outcome: str, language: Language
+    entry: Entry, item: EntryDeadEnd | Workaround, reason_field: str, outcome: str, language: Language
 ) -> dict[str, Any]:
-    """A dead end or workaround as JSON; `reason` is the field with its reason, `outcome` is `fail` or `success`."""
-    texts = _texts(item, ("action", reason, "condition"), language)
+    """A dead end or workaround as JSON; `reason_field` holds its reason, `outcome` is `fail` or `success`."""
+    texts = _texts(item, ("action", reason_field, "condition"), language)
     count = entry.counted(item.kind)
     figures = {"tried": count.tried, "worked": count.worked, "failed": count.failed}
     counted = figures | {"success_rate": count.rate_of(count.worked)} if count.tried else None
@@ -262,7 +262,7 @@ def _change_json(
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    """Id, cause, phase and title of the entry, without its text."""
+    """The entry's id, cause, phase and title as JSON, without its texts."""
     return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.in_language(language)}
 
 
@@ -270,6 +270,7 @@ def example_text(example: Example, language: Language) -> str:
     """The worked example with its figures filled in: bytes as GiB or MiB, counts with separators."""
 
     def figure_text(match: re.Match[str]) -> str:
+        """The figure that `{name}` refers to: names with `bytes` as GiB, MiB or KiB, others with separators."""
         value = example.figures[match[1]].value
         if "bytes" not in match[1]:
             return f"{value:,}"
@@ -279,20 +280,20 @@ def example_text(example: Example, language: Language) -> str:
 
 
 def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:
-    """The texts of the fields `names` of a record `item` in one language, by field; None for one without a text."""
+    """Field name -> the text of the field in this language, of `item`'s fields `names`; None for an empty field."""
     parts = {name: getattr(item, name) for name in names}
     return {name: part.in_language(language) if part else None for name, part in parts.items()}
 
 
 @cache
 def json_schema(name: str) -> Mapping[str, Any]:
-    """`schema.json` of an entry, or `record.schema.json` of an exported record."""
+    """The JSON schema in the file `name`: `schema.json` (an entry) or `record.schema.json` (an exported record)."""
     schema: Mapping[str, Any] = json.loads((CATALOG_FOLDER / name).read_text(encoding="utf-8"))
     return schema
 
 
 def document_problems(document: Any, schema_file: str, build: Callable[[Any], Entry]) -> list[str]:
-    """How a document violates the schema in `schema_file`; without jsonschema the error of `build`, if any."""
+    """How a document violates the schema in `schema_file`; without jsonschema, the error of `build(document)`."""
     try:
         import jsonschema
     except ImportError:
@@ -309,12 +310,12 @@ _MOST_WORDS = 4  # A longer query is a line of a log or a description.
 
 
 def meaning(term: str, language: Language = "en") -> str:
-    """The sentences that say what a term of plan_terms.json means."""
+    """The sentences that say what a term of plan_terms.json means, in this language."""
     return str(read_data("plan_terms.json")[term][language])
 
 
 def terms_in(query: str, language: Language) -> dict[str, str]:
-    """The terms that a short query names, as they are written there, with their meanings; empty for a long query."""
+    """Name as in the query -> meaning, of each term of plan_terms.json in a short query; empty for a long query."""
     words = query.lower().split()
     asked, rows = f" {' '.join(words)} ", read_data("plan_terms.json") if len(words) <= _MOST_WORDS else {}
     written = ((term, name) for term, row in rows.items() for name in row["names"])

@@ -31,7 +31,7 @@ class KvSlots:
 
     @property
     def empty_slots(self) -> int:
-        """Expected number of empty token slots: the last block of a request is half empty on average."""
+        """Expected number of empty token slots, as the last block of a request is half empty on average."""
         return round(self.running * (self.block_size - 1) / 2)
 
 
@@ -91,12 +91,12 @@ class FragmentReport:
 
     @property
     def largest_free_bytes(self) -> int | None:
-        """The largest free block outside private pools; None where the source does not tell."""
+        """The largest free block outside private pools; None where the source does not report it."""
         return self.reading.state.largest_free_bytes
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """1 - largest free piece / free bytes: 0 for one piece or nothing free; None where unknown."""
+        """1 - largest free piece / free bytes; 0 if nothing is free; None where unknown."""
         free, largest = self.reading.state.usable_free_bytes, self.largest_free_bytes
         if free <= 0:
             return 0.0
@@ -109,7 +109,7 @@ class FragmentReport:
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether free pieces between used blocks reach the levels of `watch`: 1 GiB and 15 % of the reserved bytes."""
+        """Whether free pieces between used blocks are at least 1 GiB and 15 % of the reserved bytes, as for `watch`."""
         part, reserved = self.part("free_in_pieces"), self.reading.state.reserved_bytes
         least = max(DEFAULT.fragmentation_bytes, DEFAULT.fragmentation_ratio * reserved)
         return part is not None and (part.bytes or 0) >= least
@@ -133,8 +133,8 @@ class FragmentReport:
 def fragment_report(
     reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
 ) -> FragmentReport:
-    """The parts of a reading, also of its growth since `earlier`, and which settings would have served its refused
-    request. `needed_bytes`: the size of another request to judge, which is refused if no free piece has it."""
+    """The parts of a reading and of its growth since `earlier`, and the settings that would have served its refused
+    request. `needed_bytes`: judge a request of this size instead, refused if no free piece has it."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
         reserved = reading.state.reserved_bytes
@@ -153,7 +153,7 @@ def fragment_report(
 
 
 def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
-    """Allocator settings to try: expandable segments, and each other max_split_size_mb."""
+    """Allocator settings to try: expandable segments, and max_split_size_mb values other than the present one."""
     if not settings.expandable_segments:
         yield replace(settings, expandable_segments=True)
     for size in _SPLIT_SIZES_MIB:
@@ -162,7 +162,7 @@ def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettin
 
 
 def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ...]:
-    """Whether other settings would have served the refused request; empty where there is nothing to try."""
+    """Each other allocator setting with whether it would have served the refused request; empty if none is to try."""
     if reading.refused is None:
         return ()
     if reading.history is not None:
@@ -177,7 +177,7 @@ def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ..
 
 
 def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRequest) -> bool | None:
-    """Whether expandable segments, which return every free page, would have served the request; None where unclear."""
+    """Whether expandable segments, which return every free page, would have served the request; None if unclear."""
     state = reading.state
     allocated = state.allocated_bytes + (state.private_free_bytes or 0)
     needed = segment_bytes(reading.settings.rounded(request.size_bytes))
@@ -224,8 +224,8 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 
 
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
-    """Free bytes in partly used segments (of expandable ones in partly used pages) outside private pools; None where
-    the source does not tell."""
+    """Free bytes outside private pools in partly used segments, or in partly used pages of expandable ones; None where
+    the source does not report them."""
     state = reading.state
     if not state.segments:
         split = state.inactive_split_bytes
@@ -238,7 +238,7 @@ def _fragmented_bytes(reading: AllocatorReading) -> int | None:
 
 
 def _partial_page_bytes(segment: AllocatorSegment) -> int:
-    """The free bytes of an expandable segment that lie in partly used pages, so cannot be unmapped."""
+    """The free bytes of an expandable segment in partly used pages, which cannot be unmapped."""
     page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
     offset = rests = 0
     for block in segment.blocks:
@@ -273,7 +273,7 @@ def _non_torch_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 def _failed_request_part(
     reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
 ) -> MemoryPart:
-    """The refused request, and which allocator settings would have served it; `asked`: the user gave its size."""
+    """The refused request and the settings that would have served it; `asked`: the user gave its size."""
     served = [settings.as_text() for settings, is_served in tried if is_served]
     refused = [settings.as_text() for settings, is_served in tried if is_served is False]
     free, size = reading.state.usable_free_bytes, human_bytes(request.size_bytes)
@@ -300,7 +300,7 @@ def _failed_request_part(
 
 
 def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterable[MemoryPart]:
-    """What changed from one reading to the other: memory outside PyTorch, and growing allocations by call site."""
+    """What grew between two readings: memory outside PyTorch, and allocations by call site where recorded."""
     if earlier.non_torch_bytes is not None and later.non_torch_bytes is not None:
         growth = later.non_torch_bytes - earlier.non_torch_bytes
         if abs(growth) >= _MIN_LEAK_BYTES:
@@ -322,7 +322,7 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
 
 
 def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
-    """The growth of call sites in bytes and blocks, of those with 1 MiB or more and a block more; the largest first."""
+    """The growth of each call site that has at least 1 MiB and one block more than before; the largest first."""
     before = {site.place: site for site in earlier}
     grown = []
     for site in later:

@@ -24,7 +24,7 @@ _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a s
 
 
 def read_source(source: str) -> tuple[AllocatorReading, ...]:
-    """The readings of a file or server address, the fullest device first; LegroomError where it has none."""
+    """The readings of a file or server address, one per device, the fullest first; LegroomError where it has none."""
     if source.startswith(("http://", "https://")):
         return read_server(source)
     return readings_of_content(_read_file(Path(source)), source)
@@ -33,8 +33,8 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def readings_of_content(
     content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
 ) -> tuple[AllocatorReading, ...]:
-    """The readings of the bytes of a black box, torch snapshot or memory summary; LegroomError for others. A snapshot
-    may make objects of `max_made_bytes`."""
+    """The readings in a black box, torch snapshot or memory summary called `name`; LegroomError for other bytes, or a
+    snapshot that unpickles to more than `max_made_bytes`."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
@@ -66,7 +66,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def black_box_reading(record: BlackBox) -> AllocatorReading:
-    """The allocator's state as a worker's black box recorded it; LegroomError where it recorded none."""
+    """The allocator's state in a worker's black box; LegroomError where it recorded none."""
     state = record.allocator
     if state is None:
         raise LegroomError("the black box has no allocator's state", "its worker ran without a GPU")
@@ -142,8 +142,8 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def readings_of_metrics(text: str, sample: "Sample") -> tuple[AllocatorReading, ...]:
-    """The allocator of each worker, from legroom's gauges on a /metrics page (`sample`: vLLM's metrics of the page);
-    LegroomError where it has none."""
+    """The allocator of each worker, from legroom's gauges on a /metrics page (`sample`: the page parsed); LegroomError
+    where it has none."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))

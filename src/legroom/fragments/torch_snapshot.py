@@ -61,13 +61,13 @@ class _PlainUnpickler(pickle._Unpickler):
         self.bytes_left = max_made_bytes
 
     def count_bytes(self, count: int) -> None:
-        """Count bytes of made objects; raises above the limit."""
+        """Counts bytes of unpickled objects; raises NotPlainData above the limit."""
         self.bytes_left -= count
         if self.bytes_left < 0:
             raise NotPlainData("the pickle makes more data than legroom reads", "record a shorter history")
 
     def set_items(self, items: list[Any]) -> None:
-        """Sets key, value, key, value, ... in the dict on top of the stack; only plain keys are allowed."""
+        """Sets the items (key, value, key, value, ...) in the dict on top of the stack; only plain keys are allowed."""
         target: dict[Any, Any] = self.stack[-1]
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Hashing a nested tuple can take forever.
@@ -92,14 +92,14 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
-    """The handler of an opcode, which also counts the memory of the object that it makes."""
+    """The handler of the pickle opcode `name`, which also counts the memory of the object that it makes."""
     code = ord(_CODES[name])
     overridden = {"DICT": "load_dict", "SETITEM": "load_setitem", "SETITEMS": "load_setitems"}.get(name)
     load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
     cost = _CONTAINER_BYTES if name in _CONTAINERS else _SCALAR_BYTES
 
     def load_and_count(unpickler: _PlainUnpickler) -> None:
-        """Runs the opcode and counts what it made; NotPlainData where that is too much or a very long integer."""
+        """Runs the opcode and counts its object; NotPlainData beyond the limit or for a very long integer."""
         unpickler.count_bytes(cost)
         load(unpickler)
         if name in _TEXTS:
@@ -117,12 +117,12 @@ _PlainUnpickler.dispatch = _Opcodes(
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins like this is a pickle of protocol 2 or later, as torch writes them."""
+    """Whether the first bytes of a file are those of a pickle of protocol 2 or later, as torch writes."""
     return len(head) >= 2 and head[0] == pickle.PROTO[0] and 2 <= head[1] <= 5
 
 
 def read_plain_pickle(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> Any:
-    """The data of a pickle of plain data; NotPlainData for others, and for objects of more than `max_made_bytes`."""
+    """The data of a pickle of plain data; NotPlainData for other pickles, or if it makes more than `max_made_bytes`."""
     if not is_pickle(content):
         raise NotPlainData("this is no pickle of Python 3")
     try:
@@ -141,7 +141,7 @@ _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
 def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
-    """The allocator of each device with memory in a torch snapshot, the fullest first; LegroomError for others."""
+    """The allocator of each device with memory in a torch snapshot, the fullest first; LegroomError for other data."""
     document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
@@ -230,8 +230,8 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
     )
 
 
-def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
-    """A segment with its blocks; the blocks in use are appended to `live`."""
+def _read_segment(segment: Mapping[str, Any], in_use: list[_LiveBlock]) -> AllocatorSegment:
+    """A segment with its blocks; those in use are also appended to `in_use`."""
     blocks, free = [], 0
     address, stream = _checked_size(segment["address"]), _checked_size(segment.get("stream", 0))
     for block in _checked_entries(segment["blocks"]):
@@ -243,7 +243,7 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
         else:
             requested = _checked_size(block.get("requested_size", size))
             where = _checked_size(block.get("address", address))
-            live.append(_LiveBlock(where, size, stream, min(requested, size), _call_site_name(block.get("frames"))))
+            in_use.append(_LiveBlock(where, size, stream, min(requested, size), _call_site_name(block.get("frames"))))
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
     pool = tuple(_checked_size(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
@@ -255,7 +255,7 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
 
 
 def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
-    """The settings recorded in `raw`; where expandable segments are not, by whether any segment is expandable."""
+    """The settings recorded in `raw`; if it lacks expandable segments, they are on if any segment is expandable."""
     values = raw if isinstance(raw, dict) else {}
     split = values.get("max_split_size", -1)
     divisions = values.get("roundup_power2_divisions")
@@ -270,8 +270,8 @@ def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> Alloc
 def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    """(What the recorded trace shows, its last request that was refused for lack of memory); None where the file has no
-    trace, or nothing was refused."""
+    """(The recorded trace as a history, its last request refused for lack of memory); None without a trace, or without
+    a refusal."""
     raw = list(_checked_entries(trace))
     if not raw:
         return None, None
@@ -314,8 +314,8 @@ def _allocator_history(
 
 
 def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
-    """Whether the segment released at `index` of the trace is the first of all free ones (`empty_cache`), and not a
-    single one that made room under `max_split_size_mb`."""
+    """Whether the segment released at `index` of the trace is the first of an `empty_cache`, and not one that made room
+    for a request under `max_split_size_mb`."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
         return False  # recorded at the first of them
     if settings.max_split_bytes is None:
@@ -344,7 +344,7 @@ def _call_site_name(frames: Any) -> str:
 
 
 def _call_sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
-    """The bytes and blocks in use by call site, the most bytes first; blocks without a known place are left out."""
+    """Bytes and blocks in use by call site, the most bytes first; blocks without a known call site are left out."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in live:
         total = totals[block.call_site]

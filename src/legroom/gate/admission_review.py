@@ -44,13 +44,13 @@ class AdmissionRequest:
 
     @property
     def switch(self) -> str:
-        """The value of the label or annotation `legroom/gate`, which switches reviews; empty where there is none."""
+        """The value of the object's label or annotation `legroom/gate`, which switches its review; empty if none."""
         return next((value for owner in _annotations_and_labels(self.new) if (value := owner.get(SWITCH))), "")
 
     @property
     def is_owned(self) -> bool:
-        """Whether a controller made this object for an owner that was reviewed; anybody can write ownerReferences, so
-        the sender counts too."""
+        """Whether a controller made this object for an owner that was reviewed; as anybody can write ownerReferences,
+        its sender must be that controller."""
         owners = _mapping_or_empty(self.new.get("metadata")).get("ownerReferences")
         return any(
             owner.get("controller") is True
@@ -61,8 +61,8 @@ class AdmissionRequest:
         )
 
     def _is_by_controller(self, group: str) -> bool:
-        """Whether a controller of the owner's API group sent the object: one of Kubernetes' own, or for other groups a
-        service account of another namespace by its name. Argo CD or Helm send what people wrote."""
+        """Whether the sender is a controller for owners of API `group`: one of Kubernetes' own, or an operator's
+        service account, by name, of another namespace. Argo CD and Helm are not: they send what people wrote."""
         namespace, _, account = self.creator.removeprefix(_ACCOUNT).partition(":")
         is_operator = group in _OPERATORS and _OPERATORS[group] in account and namespace != self.namespace
         return is_operator or _CONTROLLERS.fullmatch(self.creator) is not None
@@ -95,7 +95,7 @@ def parse_review(document: Any) -> AdmissionRequest:
 
 
 def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an object that decide whether its server starts; names, labels and replica counts are left out."""
+    """The fields of a manifest that decide whether its server starts; without names, labels and replica counts."""
     spec = _mapping_or_empty(manifest.get("spec"))
     kept = {key: value for key, value in spec.items() if key not in _IRRELEVANT_FIELDS}
     template = _mapping_or_empty(kept.get("template"))
@@ -106,7 +106,7 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The AdmissionReview answer as JSON, with `message` where refused; long warnings are split, 12 parts at most."""
+    """The AdmissionReview answer as JSON, with `message` if refused; long warnings are split, into at most 12."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}
@@ -124,7 +124,7 @@ def _own_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The annotations and labels of the object, its pod template, its job template and that one's pods."""
+    """The annotations and labels of the object, its pod template, its job template, and that template's pods."""
     spec = _mapping_or_empty(manifest.get("spec"))
     job = _mapping_or_empty(spec.get("jobTemplate"))
     pods_of_job = _mapping_or_empty(job.get("spec")).get("template")

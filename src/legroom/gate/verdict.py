@@ -116,7 +116,7 @@ def plan_verdict(
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:
-    """The server with flags that fix it in its plan; unchanged where it fits. `search_until_s`: monotonic clock."""
+    """The server, its plan with flags that fix it where it does not fit; `search_until_s`: time.monotonic() limit."""
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
@@ -128,7 +128,7 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:
-    """Model id -> config from the Hub, of models that are not bundled; those that cannot be fetched are left out."""
+    """Model id -> config from the Hub of models that are not bundled; those that cannot be fetched are left out."""
     fetched: dict[str, GivenModel] = {}
     for server in servers:
         with suppress(LegroomError), isolated():
@@ -192,7 +192,7 @@ class VerdictCache:
         self._plans = 0
 
     def get(self, manifest: Manifest) -> tuple[bytes, Verdict | None]:
-        """(cache key of a manifest, its cached verdict or None)."""
+        """(Cache key of a manifest, its cached verdict or None)."""
         key = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).digest()
         verdict = self._verdicts.get(key)
         if verdict is not None:
@@ -200,7 +200,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict, NoVerdict when late, full or failed; the search for fixes may go on, for the next request."""
+        """The verdict; NoVerdict if late, full or failed. A search for fixes may go on, for the next request."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._started_search(key, manifest)) is None:
@@ -210,7 +210,7 @@ class VerdictCache:
         return search.result() if done else verdict
 
     async def warm_up(self) -> None:
-        """Plan examples so that no request waits for imports or facts."""
+        """Plans examples, so that no request waits for imports or data."""
         await asyncio.get_running_loop().run_in_executor(self._planner, _plan_examples)
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class VerdictCache:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def _plan_once(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
-        """The verdict of the plan that runs for this manifest, or of a new one; NoVerdict when late, full or failed."""
+        """The verdict of the plan that runs for this manifest, else of a new one; NoVerdict if late, full or failed."""
         task = self._pending.get(key)
         if task is None:
             if len(self._pending) >= self._options.max_pending:
@@ -236,7 +236,7 @@ class VerdictCache:
             raise NoVerdict("error") from None
 
     async def _plan_in_pool(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
-        """The verdict planned in the executor with single-change fixes, after it is stored."""
+        """The verdict, planned in the executor with fixes that change one flag; it is stored."""
 
         def plan() -> Verdict:
             self._plans += 1
@@ -250,7 +250,7 @@ class VerdictCache:
         return verdict
 
     def _started_search(self, key: bytes, manifest: Manifest) -> asyncio.Task[Verdict] | None:
-        """The task that searches a manifest's fixes, begun where none for `key` is; None where the queue is full."""
+        """The task that searches fixes for a manifest, started unless it runs; None where the queue is full."""
         if key not in self._searches:
             if len(self._searches) > self._options.max_searches:
                 self._on_search_dropped()
@@ -260,7 +260,7 @@ class VerdictCache:
         return self._searches[key]
 
     async def _search_fixes(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict with the full search for fixes, after it is stored; the earlier one where the search fails."""
+        """The verdict after a full search for fixes, which is stored; the earlier verdict where the search fails."""
 
         def search() -> Verdict:
             return plan_verdict(manifest, self._options.default_gpu, hub=self._options.hub)
@@ -274,7 +274,7 @@ class VerdictCache:
         return verdict
 
     def _store(self, key: bytes, verdict: Verdict) -> None:
-        """Keeps the verdict and drops the oldest beyond the limit; with Hub access, no `not_understood` one is kept."""
+        """Keeps the verdict, dropping the oldest beyond the limit; with Hub access, `not_understood` is not kept."""
         if self._options.hub and verdict.outcome == "not_understood":
             return  # the Hub may have the config at the next request
         self._verdicts[key] = verdict

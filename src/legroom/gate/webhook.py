@@ -58,7 +58,7 @@ class GatePolicy:
     """Skip objects without the label or annotation `legroom/gate`."""
 
     def mode_for(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> review.Mode | None:
-        """`enforce` or `warn` for one object (`path_mode`: that of the URL's path); None where it is not reviewed."""
+        """`enforce` or `warn` for an object, None to skip it; `path_mode`: the mode in the URL's path, if any."""
         switch, namespace = request.switch, request.namespace
         if switch == "off" or namespace in self.not_namespaces:
             return None
@@ -88,10 +88,10 @@ class GateMetrics:
         name, about = "legroom_gate_certificate_expiry_timestamp_seconds", "When the certificate in use expires."
         self.certificate_expiry = Gauge(name, about, registry=self._registry)
 
-    def _counter(self, name: str, documentation: str, **labels: Any) -> Counter:
-        """A counter whose series exist from the start; `labels`: the name of its label and all values of that."""
-        counter = Counter(f"legroom_gate_{name}", documentation, list(labels), registry=self._registry)
-        for value in next(iter(labels.values()), ()):
+    def _counter(self, name: str, documentation: str, **label_values: Any) -> Counter:
+        """A counter whose series exist from the start; `label_values`: all values of its one label, by the label."""
+        counter = Counter(f"legroom_gate_{name}", documentation, list(label_values), registry=self._registry)
+        for value in next(iter(label_values.values()), ()):
             counter.labels(value)
         return counter
 
@@ -131,7 +131,7 @@ class GateApp:
         await response(scope, receive, send)
 
     async def _review(self, scope: Scope, receive: Receive) -> Response:
-        """The answer to one AdmissionReview: 405 for no POST, 400 or the body's own status for a bad body, else 200."""
+        """The answer to one AdmissionReview: 405 if not a POST, 4xx for a bad body, else 200."""
         if scope["method"] != "POST":
             return PlainTextResponse("a review is a POST\n", 405)
         body = b""
@@ -178,7 +178,7 @@ class GateApp:
             raise error if isinstance(error, _BadBody) else _BadBody(408, "the review stopped coming") from None
 
     async def _decide(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> tuple[str, bytes]:
-        """(label of the outcome in the metrics, response body) for one reviewed object."""
+        """(Outcome label for the metrics, response body) of one reviewed object."""
         mode = self._policy.mode_for(request, path_mode)
         if mode is None or request.is_deleted or request.is_owned:
             return "skipped", review.review_response(request.uid, True)
@@ -207,7 +207,7 @@ class GateApp:
         return counted, review.review_response(request.uid, True, warnings=() if is_quiet else sentences)
 
     def _fail_open(self, request: review.AdmissionRequest, reason: str) -> tuple[str, bytes]:
-        """(label, response body) that admit an object without a verdict and warn of the reason, which is counted."""
+        """(Outcome label, response body) that admits an object without a verdict and warns of the counted reason."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
         return "failed_open", review.review_response(request.uid, True, warnings=[warning])
@@ -222,7 +222,7 @@ class CertificateFiles:
 
     @classmethod
     def in_folder(cls, folder: str) -> CertificateFiles:
-        """The paths of tls.crt and tls.key in a folder, as a Kubernetes TLS secret is mounted."""
+        """The paths of tls.crt and tls.key in a folder, as a Kubernetes TLS Secret is mounted."""
         return cls(Path(folder) / "tls.crt", Path(folder) / "tls.key")
 
     def fingerprint(self) -> tuple[object, ...]:
@@ -231,7 +231,7 @@ class CertificateFiles:
         return tuple((info.st_mtime_ns, info.st_ino, info.st_size) for info in both)
 
     def server_context(self) -> ssl.SSLContext:
-        """A context for TLS 1.2 and later, or a `LegroomError` where the files cannot be loaded."""
+        """A TLS context for TLS 1.2 and later; LegroomError where the files cannot be loaded."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

@@ -30,9 +30,9 @@ _READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempo
 _READ_ONLY_WITH_HUB = _READ_ONLY.model_copy(update={"open_world_hint": True})
 
 
-def _argument(description: str, *examples: Any, **limits: Any) -> Any:
-    """The schema of a tool's argument: what it is, values that it may have, and limits such as `ge=1`."""
-    return Field(description=description, examples=list(examples) or None, **limits)
+def _argument(description: str, *examples: Any, **constraints: Any) -> Any:
+    """The pydantic field of a tool's argument, with description, examples and `constraints` such as `ge=1`."""
+    return Field(description=description, examples=list(examples) or None, **constraints)
 
 
 _WHICH_MODEL = "A Hub id, a bundled short name, or (stdio only) a folder with a config.json."
@@ -107,7 +107,7 @@ class LegroomServer(MCPServer[Any]):  # type: ignore[misc]
 
 
 def build_server(*, local_files: bool) -> MCPServer[Any]:
-    """The MCP server with all tools; `local_files` says whether callers may name files of this machine."""
+    """The MCP server with all tools; `local_files`: callers may name files of this machine."""
     server = LegroomServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     tools = ServerTools(local_files)
     for tool, hints in (
@@ -128,6 +128,7 @@ def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(tool)
     def called(*args: Any, **values: Any) -> Any:
+        """Runs the tool; a LegroomError becomes a ToolError."""
         try:
             return tool(*args, **values)
         except LegroomError as error:

@@ -47,9 +47,9 @@ def python_of_vllm(given: str | None = None) -> str:
     return named if named and "python" in Path(named).name else sys.executable
 
 
-def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
-    """Measures the GPU with torch alone, by a start of vLLM where `with_vllm`, and by starts of a deployment (`served`:
-    model and flags); `ranks`: GPUs to use. LegroomError without torch or enough GPUs."""
+def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, serve_args: Sequence[str] = ()) -> ProbeOutcome:
+    """Measures the GPU with torch alone, by a start of vLLM if `with_vllm`, and by starts of a deployment
+    (`serve_args`: model and flags); `ranks`: GPUs to use. LegroomError without torch or enough GPUs."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
@@ -65,17 +65,17 @@ def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: S
             output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             results_by_name = _read_results(results)
         outcome = _probe_outcome(results_by_name, ranks, with_vllm, output)
-        return _with_deployment(outcome, python, served, Path(folder)) if served else outcome
+        return _with_deployment(outcome, python, serve_args, Path(folder)) if serve_args else outcome
 
 
-def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
-    """The outcome with vLLM's memory profile of the deployment, started with dummy weights, or with the problem why it
-    did not start. Without --enforce-eager the second of two starts counts."""
+def _with_deployment(outcome: ProbeOutcome, python: str, serve_args: Sequence[str], folder: Path) -> ProbeOutcome:
+    """The outcome with vLLM's memory profile of the deployment, started with dummy weights (twice without
+    --enforce-eager; the second counts), or with the problem that kept it from starting."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     output = ""
-    for attempt in range(1 if "--enforce-eager" in served else 2):
+    for attempt in range(1 if "--enforce-eager" in serve_args else 2):
         results = folder / f"deployment-{attempt}.jsonl"
-        output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
+        output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *serve_args], _VLLM_LIMIT_S)
         results_by_name = _read_results(results)
     profile, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started")
     if started is None or "available_kv_bytes" not in profile:
@@ -86,7 +86,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
 
 
 def _run_script(words: Sequence[str], limit_s: float) -> str:
-    """Runs a script for `limit_s` at most, then kills its session with all processes; its last line, masked, or ""."""
+    """Runs a script for `limit_s` at most and kills its session; the last line that it printed, masked, or ""."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -105,7 +105,7 @@ def _run_script(words: Sequence[str], limit_s: float) -> str:
 
 
 def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The measurements in a results file by name; of several ranks, that of the rank with most non-torch memory."""
+    """The measurements in a results file by name; with several ranks, of the rank with most non-torch memory."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
         for line in file.read(1 << 20).splitlines():
@@ -118,28 +118,28 @@ def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
     return results_by_name
 
 
-def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
-    """Raises LegroomError where the script, run by `python`, saw no GPU, gave no result, or could not use the card."""
+def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, last_line: str) -> None:
+    """Raises LegroomError where the script, run by `python`, saw no GPU, gave no result or could not use the GPU."""
     if "no_gpu" in results_by_name:
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
     card = results_by_name.get("card")
     if card is None:
         hint = "name the Python that has vLLM: legroom probe --python /path/to/python"
-        raise LegroomError(f"{python} could not be asked: {output or 'it said nothing'}", hint, UNREACHABLE)
+        raise LegroomError(f"{python} could not be asked: {last_line or 'it said nothing'}", hint, UNREACHABLE)
     if "error" in card:
         raise LegroomError(f"the GPU could not be asked: {card['error']}", "is another program using it?", UNREACHABLE)
 
 
 def _probe_outcome(
-    results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str
+    results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, last_line: str
 ) -> ProbeOutcome:
-    """The card's record and the problems met, from the results of both stages; `output`: the last line printed."""
+    """The card's record and the problems met, from the results of both stages; `last_line`: of their output."""
     card = results_by_name["card"]
     allocator, copies, host = (results_by_name.get(name, {}) for name in ("allocator", "copies", "host"))
     vllm, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started", {})
     problems = [f"{name}: {result['error']}" for name, result in results_by_name.items() if result.get("error")]
     if with_vllm and not vllm:
-        problems.append(f"vLLM was not started: {output}")
+        problems.append(f"vLLM was not started: {last_line}")
     others = card.get("others_bytes")
     if others:
         problems.append("other processes hold memory of the card; the context was measured beside them")

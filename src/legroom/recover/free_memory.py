@@ -34,7 +34,7 @@ class Freed:
 
     @property
     def is_free(self) -> bool:
-        """Whether its memory is free now: the process has ended, or the segment was removed."""
+        """Whether the holder's memory is free now: its process has ended, or its segment was removed."""
         return self.ending in ("ended", "killed", "removed", "gone by itself")
 
 
@@ -46,8 +46,8 @@ def free_dead_holders(
     sigterm_grace_s: float = _SIGTERM_GRACE_S,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """Ends these processes and removes these segments where a new scan still finds them dead; the outcome of each. A
-    journal that cannot be written is only a warning."""
+    """Ends the processes and removes the segments of these holders that a new scan still finds dead; the outcome of
+    each. A journal that cannot be written causes a warning only."""
     action: int | None = None
     try:
         action = journal.begin_action(None, "recover", "free", _journal_record(dead)) if journal else None
@@ -65,7 +65,7 @@ def free_dead_holders(
 
 
 def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot], sigterm_grace_s: float) -> list[Freed]:
-    """SIGTERM to the engine cores and, after the grace time, SIGKILL to what remains; the outcome of each holder."""
+    """Sends SIGTERM to the engine cores and, after the grace time, SIGKILL to what remains; each holder's outcome."""
     if not holders:
         return []
     # The engine core ends its workers itself, so they are killed only if they remain.
@@ -90,7 +90,7 @@ def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
 def _signal_all(
     holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
 ) -> dict[Holder, Freed]:
-    """Sends the signal to each holder that a new scan still finds dead; outcomes of those it was not sent to."""
+    """Sends a signal to each holder that a new scan still finds dead; returns the outcome of the others by holder."""
     found = classify_holders(rescan())
     dead_weight = {holder.process.identity for holder in found if holder.state == "dead" and holder.process}
     results = {holder: _signal_process(holder, number, dead_weight) for holder in holders}
@@ -104,8 +104,8 @@ def _still_runs(process: ProcessInfo | None) -> bool:
     return process_start_ticks(process.pid) is not None
 
 
-def _signal_process(holder: Holder, number: signal.Signals, dead_weight: Collection[tuple[int, float]]) -> Freed | None:
-    """Sends a signal to the process if its (PID, creation time) is in `dead_weight`; None if sent, else the outcome."""
+def _signal_process(holder: Holder, number: signal.Signals, dead_ids: Collection[tuple[int, float]]) -> Freed | None:
+    """Sends a signal to the process if its (PID, creation time) is in `dead_ids`; None if sent, else the outcome."""
     process = holder.process
     assert process is not None
     try:
@@ -120,7 +120,7 @@ def _signal_process(holder: Holder, number: signal.Signals, dead_weight: Collect
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
         if process_start_ticks(process.pid) is None:  # a zombie
             return Freed(holder, "gone by itself")
-        if process.identity not in dead_weight:
+        if process.identity not in dead_ids:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
@@ -132,15 +132,15 @@ def _signal_process(holder: Holder, number: signal.Signals, dead_weight: Collect
     return None
 
 
-def _wait_for_exit(holders: Sequence[Holder], seconds: float) -> None:
-    """Waits until none of the processes runs, at most these seconds."""
-    until = time.monotonic() + seconds
+def _wait_for_exit(holders: Sequence[Holder], timeout_s: float) -> None:
+    """Waits until none of the processes runs, for `timeout_s` at most."""
+    until = time.monotonic() + timeout_s
     while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
         time.sleep(0.1)
 
 
 def _unlink_dead_segments(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
-    """Unlinks segments of dead holders that no process maps in a new scan; an outcome for each, unlinked or not."""
+    """Unlinks segments of dead holders that no process maps in a new scan; the outcome of each, also if kept."""
     wanted = [holder for holder in dead if holder.segment]
     if not wanted:
         return []
@@ -150,13 +150,13 @@ def _unlink_dead_segments(dead: Sequence[Holder], rescan: Callable[[], MachineSn
     return [_unlink_segment(holder, inodes, mapped) for holder in wanted]
 
 
-def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped: set[str]) -> Freed:
-    """Unlinks one /dev/shm file unless it changed (`inodes` by path) or a process maps it by now."""
+def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped_paths: set[str]) -> Freed:
+    """Unlinks one /dev/shm file unless it was replaced (`inodes`: now, by path) or a process maps it."""
     segment = holder.segment
     assert segment is not None
     if inodes.get(segment.path) != segment.inode:
         return Freed(holder, "gone by itself")
-    if segment.path in mapped:
+    if segment.path in mapped_paths:
         return Freed(holder, "changed", "a process maps it now: left alone")
     try:
         Path(segment.path).unlink()
@@ -177,7 +177,7 @@ def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
 
 
 def _journal_line(freed: Freed) -> str:
-    """`PID 42 VLLM::Worker: killed`, or a segment's name in place of the process."""
+    """`PID 42 VLLM::Worker: killed`, with the segment's name instead if it is one."""
     process = freed.holder.process
     named = f"PID {process.pid} {process.title}" if process else freed.holder.what
     return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")

@@ -34,7 +34,7 @@ _V4_IN_V6 = "0000000000000000FFFF0000"
 
 
 def socket_peers() -> dict[int, int] | None:
-    """Socket inode -> inode of its peer, of every connection in this network namespace; None where unreadable."""
+    """Socket inode -> inode of the other end, for every connection in this network namespace; None if unreadable."""
     try:
         tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
         lines = (line for table in tables for line in table.read_text("ascii").splitlines()[1:])
@@ -44,7 +44,7 @@ def socket_peers() -> dict[int, int] | None:
 
 
 def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
-    """Socket inode -> inode of its peer, or ELSEWHERE, from the lines of /proc/net/tcp and tcp6."""
+    """Socket inode -> inode of the other end, or ELSEWHERE if not local, from lines of /proc/net/tcp and tcp6."""
     ends: dict[tuple[str, str], int] = {}
     for line in lines:
         words = line.split()
@@ -55,7 +55,7 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
 
 
 def _unix_socket_peers() -> dict[int, int]:
-    """Inode of each Unix socket -> its peer's inode, by the kernel; OSError where the kernel refuses."""
+    """Unix socket inode -> inode of the other end, as the kernel says by netlink; OSError where it refuses."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
@@ -67,7 +67,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
-    """(inode, its peer's inode) of each Unix socket in the netlink reply; OSError where the kernel refuses."""
+    """(Inode, inode of the other end) of each Unix socket in the netlink reply; OSError where the kernel refuses."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -83,7 +83,7 @@ def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
 
 
 def _socket_and_peer(message: bytes) -> tuple[int, int] | None:
-    """(inode, inode of its peer) of the Unix socket in a sock_diag message; None without a peer."""
+    """(Inode, inode of the other end) of the Unix socket in a sock_diag message; None if it is not connected."""
     inode = int(_UNIX_MESSAGE.unpack_from(message)[4])
     at = _UNIX_MESSAGE.size
     while at + _ATTRIBUTE.size <= len(message):
@@ -131,7 +131,7 @@ class ProcessInfo:
 
     @property
     def identity(self) -> tuple[int, float]:
-        """(PID, creation time in Unix seconds), which no later process has."""
+        """(PID, creation time in Unix seconds), which together no later process has."""
         return self.pid, self.created_s
 
 
@@ -175,7 +175,7 @@ class MachineSnapshot:
         return tuple(tree)
 
     def gpu_bytes(self, pid: int) -> int:
-        """Memory of a process on all GPUs, by NVML."""
+        """Bytes that the process holds on all GPUs together, by NVML."""
         return sum(used or 0 for card in self.gpus for holder, used in card.processes if holder == pid)
 
 
@@ -212,7 +212,7 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
 
 
 def creation_time(pid: int) -> float | None:
-    """When a process was created, in Unix seconds as `ProcessInfo.created_s`; None where there is none."""
+    """When a process was created, in Unix seconds as in `ProcessInfo.created_s`; None if it does not exist."""
     import psutil
 
     try:
@@ -261,8 +261,8 @@ def link_target_or_empty(path: str) -> str:
 def _peer_pids(
     files: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
 ) -> tuple[frozenset[int], bool]:
-    """(PIDs of the processes that this one is connected to, whether another end of a connection is not visible), by
-    `peers` (socket inode -> peer's) and `owners` (socket inode -> PIDs)."""
+    """(PIDs of the processes connected to this one, whether any other end is out of sight), by `peers` (socket inode ->
+    inode of the other end) and `owners` (socket inode -> PIDs)."""
     connected: set[int] = set()
     unseen = not files.is_in_our_network
     for inode in files.sockets:
@@ -278,7 +278,7 @@ def _peer_pids(
 
 
 def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[frozenset[int], bool]) -> ProcessInfo:
-    """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
+    """The process of psutil's attributes (`info`; unreadable ones are None), with files and connected processes."""
     name, is_zombie = without_surrogates(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
     title = masked_log_text(" ".join(words))[:160]
@@ -329,7 +329,7 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
-    """Whether this is the initial PID namespace, and every process of our user was readable."""
+    """Whether this is the initial PID namespace, and no unreadable process of our user may map a segment."""
     if link_target_or_empty("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
@@ -337,7 +337,7 @@ def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
 
 
 def _may_map_segments(folder: Path) -> bool:
-    """Whether an unreadable process is one of our user that may map a segment."""
+    """Whether the unreadable process with this /proc folder is one of our user and may map a segment."""
     try:
         if folder.stat().st_uid != os.getuid() or (folder / "stat").read_text("utf-8", "replace").find(") Z") > 0:
             return False

@@ -44,12 +44,12 @@ class Holder:
 
     @property
     def bytes(self) -> int:
-        """Host memory in bytes: resident for a process, of the file for a segment."""
+        """Host memory in bytes: a process's resident memory, or a segment's file."""
         return self.segment.bytes if self.segment else self.process.resident_bytes if self.process else 0
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Holders of memory, of vLLM or on a GPU: dead, suspect, unseen (not in /proc), zombie, in use; largest first."""
+    """What holds memory of vLLM or on a GPU, by state (dead, suspect, unseen in /proc, zombie, in use), then size."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
@@ -57,7 +57,7 @@ def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
 
 
 def engine_part(process: ProcessInfo) -> str:
-    """vLLM's `EngineCore`, `Worker` or `DPCoordinator`, `process` where the title does not tell; empty for others."""
+    """The part of vLLM that a process is: `EngineCore`, `Worker`, `DPCoordinator`, `process` if unclear, else empty."""
     title = _PART.match(process.title)
     if title and process.is_python and (title["prefix"] == "VLLM" or process.loads_vllm):
         return title["part"]
@@ -67,7 +67,7 @@ def engine_part(process: ProcessInfo) -> str:
 
 
 def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
-    """The zombies and engine processes of vLLM, its API servers, and every other process with GPU memory."""
+    """vLLM's zombies, engine processes and API servers, and every other process with GPU memory."""
     for process in snapshot.processes.values():
         gpu_bytes = snapshot.gpu_bytes(process.pid)
         if process.status == "zombie":
@@ -87,7 +87,7 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
-    """The holder of an API server: in use, or suspect where it may be a forked engine core that lost its server."""
+    """The holder of an API server: in use, or suspect where it may be an engine core, forked, that lost its server."""
     parent = snapshot.processes.get(process.parent)
     if gpu_bytes and parent is not None and not parent.is_python and not process.peers and "::" not in process.title:
         # Up to 0.10 a forked engine core had the command line of its server.
@@ -97,7 +97,7 @@ def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: i
 
 
 def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[HolderState, str, int]:
-    """(state of an engine process, the reason, PID of its topmost engine process)."""
+    """(State of an engine process, the reason, PID of the topmost engine process above it or itself)."""
     top = process
     while (above := snapshot.processes.get(top.parent)) is not None and engine_part(above):
         top = above
@@ -127,7 +127,7 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
 
 
 def _unreadable_member(snapshot: MachineSnapshot, top: int) -> ProcessInfo | None:
-    """The first of this process (PID `top`) and its descendants that cannot be inspected; None where all can."""
+    """The first of process `top` and its descendants that cannot be inspected; None where all can."""
     return next((member for member in snapshot.tree(top) if not member.is_readable), None)
 
 
@@ -143,7 +143,7 @@ def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
 
 
 def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
-    """A holder for each PID that the driver lists and /proc does not show."""
+    """A holder for each PID that the GPU driver lists and /proc does not show."""
     reason = "the driver names it, but no such process can be seen: another container's, or one just gone"
     for card in snapshot.gpus:
         for pid, used in card.processes:
@@ -152,7 +152,7 @@ def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterator[Holder]:
-    """A holder for each /dev/shm segment of vLLM: in use or dead as the processes that map it are, else by its age."""
+    """A holder for each /dev/shm segment of vLLM: in use or dead like the processes that map it, else by age."""
     users: dict[str, list[int]] = {}
     for process in snapshot.processes.values():
         for path in process.shared:
@@ -174,7 +174,7 @@ def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterat
 
 
 def _unmapped_holder(snapshot: MachineSnapshot, segment: SharedMemorySegment, origin: str) -> Holder:
-    """A segment that no seen process maps: in use where it is young, suspect where some cannot be seen, else dead."""
+    """A segment that no visible process maps: in use if young, suspect if processes are hidden, else dead."""
     name, age_s = PurePath(segment.path).name, snapshot.time_s - segment.modified_s
     if age_s < _MIN_SEGMENT_AGE_S:
         reason = f"{origin}; {age_s:.0f} s old, so somebody may be about to map it"
@@ -187,7 +187,7 @@ def _unmapped_holder(snapshot: MachineSnapshot, segment: SharedMemorySegment, or
 
 
 def _vllm_origin(segment: SharedMemorySegment) -> str:
-    """Why a segment is vLLM's; empty where another program may have created it."""
+    """Why a segment is certainly vLLM's, in words; empty where another program may have created it."""
     name = PurePath(segment.path).name
     if name.startswith(("vllm_", "vllm-")):
         return "vLLM's by its name"

@@ -49,7 +49,7 @@ class RestartCommand:
 
 
 def last_killed_run() -> CrashedServer | None:
-    """The newest `legroom run` that left its run file and no longer runs; None without one."""
+    """The newest `legroom run` whose run file is left though it no longer runs; None without one."""
     notes = sorted(runs_folder().glob("*.json"), key=_modification_time_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
@@ -70,11 +70,11 @@ def last_killed_run() -> CrashedServer | None:
     return None
 
 
-def _is_run_alive(run_note: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a run file still runs, and its PID was not reused."""
+def _is_run_alive(run_file: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a run file (its JSON) still runs, and its PID was not reused."""
     import psutil
 
-    pid, started_s = run_note.get("pid"), run_note.get("started_s")
+    pid, started_s = run_file.get("pid"), run_file.get("started_s")
     if not isinstance(pid, int) or pid < 1:
         return False
     try:
@@ -94,8 +94,8 @@ def _modification_time_s(path: Path) -> float:
 
 
 def restart_after(crashed: CrashedServer) -> RestartCommand:
-    """The command with the fix of the log's diagnosis, else the crashed one changed until it fits, without secrets.
-    NoRestartCommand where there is neither."""
+    """The command with the fix for the failure in the log, else the crashed command changed until it fits; secrets are
+    left out. NoRestartCommand where there is neither."""
     restart = _restart_command(crashed)
     env, words = split_assignments(restart.command)
     given, _ = split_assignments(shlex.split(crashed.command or ""))
@@ -103,7 +103,7 @@ def restart_after(crashed: CrashedServer) -> RestartCommand:
 
 
 def _restart_command(crashed: CrashedServer) -> RestartCommand:
-    """The command by the log's proven failure, else one that fits the GPU; NoRestartCommand without either."""
+    """The command that fixes the log's proven failure, else one that fits the GPU; NoRestartCommand without either."""
     from legroom.diagnosis.fixes.failed_run import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
@@ -159,7 +159,7 @@ def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
 
 
 def _plan_target(crashed: CrashedServer, args: ServeArgs, release: Release, gpu_count: int | None) -> Target:
-    """The model of `args`, card, GPU count and release to plan for; the machine's first card where none is named."""
+    """The model of `args`, card, GPU count and release to plan for; by default the machine's first card."""
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target

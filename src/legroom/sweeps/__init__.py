@@ -22,7 +22,7 @@ class SweepExecutor(Protocol):
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        """Yields (item's number, work(shared, item)) in the order of completion."""
+        """Yields (item's index, work(shared, item)) in the order of completion."""
 
 
 _shared: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class ProcessExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        """Yields (item's number, work(shared, item)) in the order of completion, from this or a pool of processes."""
+        """Yields (item's index, work(shared, item)) in the order of completion, from a process pool or this process."""
         workers = min(self.workers or os.cpu_count() or 1, len(items))
         if workers <= 1:
             for number, item in enumerate(items):
@@ -72,14 +72,14 @@ class ProcessExecutor:
 
 
 def _keep_work(work: Callable[[Any, Any], Any], shared: Any) -> None:
-    """In a new pool process: keep the function and shared argument for all items."""
+    """Initializer of a pool process: keeps the function and the shared argument for all items."""
     # Ctrl-C reaches every process of the terminal: the one that collects the results decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(work=work, shared=shared)
 
 
 def _run_kept_work(item: Any) -> Any:
-    """In a pool process: the result for one item."""
+    """In a pool process: the result of the kept function for one item."""
     return _shared["work"](_shared["shared"], item)
 
 
@@ -90,7 +90,7 @@ def sweep(
     executor: SweepExecutor,
     progress: Callable[[float], None] | None,
 ) -> list[Result]:
-    """`work(shared, item)` of each item, in the order of `items`; `progress` is called with the finished share."""
+    """`work(shared, item)` of each item, in the order of `items`; `progress` gets the finished share, 0 to 1."""
     by_number: dict[int, Result] = {}
     with closing(executor.run(work, shared, items)) as results:
         for number, result in results:

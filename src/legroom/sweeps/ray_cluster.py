@@ -37,7 +37,7 @@ class RayExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        """Yields (item's number, work(shared, item)) in the order of completion, from the nodes of a Ray cluster."""
+        """Yields (item's index, work(shared, item)) in the order of completion, from the nodes of a Ray cluster."""
         # Set before the import. A cluster that legroom starts for itself reports to nobody.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
@@ -102,9 +102,9 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _results(
-    ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], at_once: int
+    ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], max_in_flight: int
 ) -> Iterator[tuple[int, Any]]:
-    """(Item's number, result) in the order of completion; at most `at_once` items are computed at the same time."""
+    """(Index of the item, result) in the order of completion; at most `max_in_flight` items are submitted at a time."""
     pickled = pickle.dumps(shared)
     stored, digest = ray.put(pickled), hashlib.sha256(pickled).hexdigest()
     # Spread: a node that is lost takes few items with it, and those are done again elsewhere.
@@ -113,11 +113,12 @@ def _results(
     numbers: dict[Any, int] = {}
 
     def submit(most: int) -> None:
+        """Submits up to `most` further items to Ray."""
         for number, item in islice(waiting, most):
             numbers[remote.remote(work, digest, stored, item)] = number
 
     try:
-        submit(at_once)
+        submit(max_in_flight)
         while numbers:
             finished, _ = ray.wait(list(numbers), num_returns=1)
             number = numbers.pop(finished[0])  # no longer cancelled: Ray aborts on a task that just failed
@@ -130,7 +131,7 @@ def _results(
 
 
 def _result_or_error(ray: Any, reference: Any) -> Any:
-    """A remote call's result; its own error, or LegroomError where the cluster failed."""
+    """The result of the remote call `reference`; its own exception, or LegroomError where the cluster failed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -151,8 +152,7 @@ _shared: dict[str, Any] = {}
 
 
 def _run_in_worker(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
-    """On a Ray worker: the result for one item. The unpickled shared argument, known by the `digest` of its bytes, is
-    kept for the next item."""
+    """On a Ray worker: the result for one item. The shared argument is unpickled once, and kept by its `digest`."""
     if digest not in _shared:
         _shared.clear()
         _shared[digest] = pickle.loads(pickled)

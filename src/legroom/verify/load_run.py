@@ -57,14 +57,14 @@ class Load:
     requests: tuple[LoadRequest, ...]
 
     def first(self, count: int) -> Load:
-        """The first `count` requests, repeated where there are fewer."""
+        """A load of the first `count` requests, which are repeated where there are fewer."""
         rows = self.requests
         return Load(self.name, tuple(rows[number % len(rows)] for number in range(count)))
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
-    """The requests of a preset, of lengths such as `512/128`, of a mix or of a trace file, cut to the context; `count`
-    are drawn unless the text says how many. LegroomError for other texts."""
+    """The requests of a preset, of lengths such as `512/128`, of a mix or of a trace file, cut to `context` tokens;
+    `count` are drawn unless the text says how many. LegroomError for other texts."""
     is_file = os.path.exists(text)  # noqa: PTH110 - False for a text that is too long for a path
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
@@ -89,14 +89,14 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     return Load(text if text in PRESETS or pair else trace.name, rows)
 
 
-def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """The request; where it exceeds `context` tokens, its output is cut to half of that, and its prompt to the rest.
-    `prefix`: (name, start, end) of shared prefixes in tokens."""
+def _cut_to_context(prompt: int, output: int, prefixes: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
+    """A request of `prompt` and `output` tokens; beyond `context` tokens its output is cut to half of these, and its
+    prompt to the rest. `prefixes`: (name, start, end) in tokens of prefixes shared with other requests."""
     if prompt + output <= context:
-        return LoadRequest(prompt, output, prefix)
+        return LoadRequest(prompt, output, prefixes)
     short_output = min(output, max(1, context // 2))
     short_prompt = max(1, min(prompt, context - short_output))
-    kept = tuple((name, start, min(stop, short_prompt)) for name, start, stop in prefix if start < short_prompt)
+    kept = tuple((name, start, min(stop, short_prompt)) for name, start, stop in prefixes if start < short_prompt)
     return LoadRequest(short_prompt, short_output, kept, was_cut=True)
 
 
@@ -109,7 +109,7 @@ class KvPool:
 
     @property
     def usable_blocks(self) -> int:
-        """Blocks without vLLM's null block."""
+        """KV blocks except vLLM's null block."""
         return self.num_blocks - 1
 
     def blocks(self, tokens: int) -> int:
@@ -117,19 +117,19 @@ class KvPool:
         return cdiv(tokens, self.block_size)
 
     def has_one_group(self, context: int) -> bool:
-        """Whether a request of `context` tokens takes the blocks of a single KV cache group; True where unknown."""
+        """Whether the pool is one KV cache group, by the blocks of a request of `context` tokens; True if unknown."""
         return self.full_request_blocks in (None, self.blocks(context))
 
 
 def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
-    """Blocks of the `concurrency` longest requests together."""
+    """KV blocks of the `concurrency` longest requests of the load together."""
     sizes = sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True)
     return sum(sizes[:concurrency])
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """How many of the load's requests, 1 to `most`, always fit the pool at once, by their own lengths; with several KV
-    groups each counts as max_model_len (`context`) tokens."""
+    """How many of the load's requests, 1 to `most`, always fit the pool at once: the longest ones; with several KV
+    groups, requests of `context` (max_model_len) tokens."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
@@ -138,7 +138,7 @@ def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
 
 
 def token_ids(request: LoadRequest, vocabulary: tuple[int, ...], seed: int) -> list[int]:
-    """The prompt's token ids: its shared prefixes, the same in each request, then random ones by the seed."""
+    """The prompt's token ids: its shared prefixes, equal in all requests, then random `vocabulary` ids by `seed`."""
     own = random.Random(seed)
     ids: list[int] = []
     for name, start, stop in request.prefix:
@@ -181,7 +181,7 @@ class LoadRun:
 
     @property
     def peak_kv_use(self) -> float | None:
-        """The highest sampled fraction of the KV pool in use, 0 to 1; None where it was not sampled."""
+        """The highest sampled KV cache use, 0 to 1; None where it was not sampled."""
         return max((sample.kv_use for sample in self.samples if sample.kv_use is not None), default=None)
 
 
@@ -210,13 +210,13 @@ class LoadMonitor:
         self._memory_at = -_MEMORY_INTERVAL_S
 
     async def run(self) -> None:
-        """Samples at the interval until cancelled."""
+        """Takes samples at the interval until cancelled."""
         while True:
             await self.sample()
             await asyncio.sleep(self._interval_s)
 
     async def sample(self) -> Sample | None:
-        """Scrapes once and keeps the figures; the sample, or None where that fails, with the reason in `problem`."""
+        """Scrapes the server once and records its figures; None if that fails, with the reason in `problem`."""
         try:
             sample = await scrape(self._server.session, self._server.metrics, 4.0)
         except ScrapeFailed as error:
@@ -248,7 +248,7 @@ class LoadMonitor:
 
 
 def memory_reader(url: str) -> MemoryReader | None:
-    """GPU memory by NVML, else resident memory, of a server on this machine; None where its processes are hidden."""
+    """A reader of a local server's GPU memory (NVML), else resident memory; None where its processes are hidden."""
     pids = server_processes(port_of(url))
     if not pids:
         return None

@@ -103,8 +103,8 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
 
 
 def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
-    """A machine with `count` of these cards and the memory that is in use on it; NVML counts the driver's reserve as
-    used, CUDA does not count it at all."""
+    """A machine with `count` GPUs like this card, as much used as it is now, without the driver's reserve, which NVML
+    counts as used and CUDA does not count at all."""
     name, reserved = card.name, 0
     try:
         reserved = max(card.total_bytes - gpu(name).total_bytes, 0)
@@ -113,16 +113,16 @@ def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Ma
     return Machine(name, count, used=str(max(card.used_bytes - reserved, 0)), host_memory=host_memory)
 
 
-def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
-    """The check of the node's GPUs: a warning where several are needed and their names differ."""
+def _gpu_check(node: NodeState, gpus_needed: int) -> NodeCheck:
+    """Whether the node has enough GPUs; a warning where several are needed and their names differ."""
     names = sorted({card.name for card in node.gpus})
-    if len(names) > 1 and needed > 1:
+    if len(names) > 1 and gpus_needed > 1:
         return NodeCheck("gpus", "warning", f"the GPUs differ ({', '.join(names)}): the smallest decides")
-    return NodeCheck("gpus", "ok", f"{needed} of {len(node.gpus)} x {names[0]}")
+    return NodeCheck("gpus", "ok", f"{gpus_needed} of {len(node.gpus)} x {names[0]}")
 
 
 def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
-    """The check that the plan fits the card's free memory, with the error that vLLM would stop with where not."""
+    """Whether the plan fits the card's free memory, else with the error with which vLLM would stop."""
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
     if plan.verdict == "fits":
         return NodeCheck("memory", "ok", f"the server fits; {free}")
@@ -147,15 +147,15 @@ def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
         yield NodeCheck("driver", "ok", f"driver {node.driver} serves CUDA {build.cuda}")
 
 
-def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
-    """The check that /dev/shm is large enough for `needed` ranks; none for one rank or where its size is unknown."""
+def _shm_checks(plan: Plan, node: NodeState, ranks: int) -> Iterator[NodeCheck]:
+    """Whether /dev/shm is large enough for the ranks; no check for one rank or where its size is unknown."""
     there, wanted = node.shm_bytes, plan.host.shm_bytes
-    if there is None or needed < 2:
+    if there is None or ranks < 2:
         return
     text = f"/dev/shm has {human_bytes(there)}"
     if there <= _DOCKER_SHM_BYTES:
         fix = f"mount an emptyDir with medium Memory of {gib(wanted, 0)}"
-        yield NodeCheck("shm", "failure", f"{text}, and {needed} ranks talk through it: {fix}")
+        yield NodeCheck("shm", "failure", f"{text}, and {ranks} ranks talk through it: {fix}")
     elif there < wanted:
         yield NodeCheck("shm", "warning", f"{text}, and {gib(wanted, 0)} may be used")
     else:
@@ -185,7 +185,7 @@ def _driver_version() -> str:
 
 
 def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
-    """(GPUs, driver version) by nvidia-smi, where nvidia-ml-py is not installed; both empty without a driver."""
+    """(GPUs, driver version) by nvidia-smi, for where nvidia-ml-py is missing; both empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""
@@ -209,7 +209,7 @@ def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
 
 
 def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
-    """UUID of a card -> profile and UUID of each of its MIG slices, as `nvidia-smi -L` lists them."""
+    """Card UUID -> (profile, UUID) of each of its MIG slices, by `nvidia-smi -L`; `program`: nvidia-smi's path."""
     slices: dict[str, list[tuple[str, str]]] = {}
     card = ""
     for line in _command_output([program, "-L"]).splitlines():
@@ -220,9 +220,9 @@ def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
     return slices
 
 
-def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
+def _mig_slice(index: int, card_name: str, profile: str, uuid: str) -> GpuMemory:
     """A MIG slice, its total from the profile; its used memory, which nvidia-smi does not list, counts as 0."""
-    name = f"{card} MIG {profile}"
+    name = f"{card_name} MIG {profile}"
     try:
         total = gpu(name).total_bytes
     except LegroomError:
@@ -231,7 +231,7 @@ def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
 
 
 def _command_output(command: list[str]) -> str:
-    """The command's stdout whatever its exit code; empty where it cannot be run or takes over 20 s."""
+    """The command's stdout, whatever its exit code; empty if it cannot be run or takes over 20 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -34,7 +34,7 @@ class ServerRefusal:
 
     @classmethod
     def read(cls, status: int, body: str) -> ServerRefusal:
-        """Parse a response body, which need not be JSON."""
+        """The refusal of an HTTP status and response body, which need not be JSON."""
         try:
             document = json.loads(body)
             error = document.get("error", document)
@@ -128,7 +128,7 @@ class ServerClient:
         return self._session
 
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
-        """The first listed model; a `LegroomError` where the server is unreachable, unhealthy or lists none."""
+        """The first model that the server lists; LegroomError if it is unreachable, unhealthy or lists none."""
         # Other OpenAI-compatible servers and gateways need not have /health.
         with suppress(RouteClosed):
             await self._request("GET", "/health", None, timeout_s, parse=False)
@@ -142,7 +142,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server gives fewer than eight."""
+        """Sets `vocabulary` to the token ids of a sample text; unchanged if the server returns fewer than eight."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
@@ -152,7 +152,7 @@ class ServerClient:
             self.vocabulary = ids
 
     async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
-        """Switches from token ids to text prompts and measures `tokens_per_word`; the outcome of that request."""
+        """Switches to text prompts and measures `tokens_per_word` by one request; returns its outcome."""
         self.accepts_token_ids = False
         outcome = await self.complete(model, _filler_text(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
@@ -160,7 +160,7 @@ class ServerClient:
         return outcome
 
     def text_of(self, tokens: int) -> str:
-        """A filler text of about this many tokens, 2 % fewer to be safe, by the measured `tokens_per_word`."""
+        """A filler text of about `tokens` tokens, 2 % fewer to be safe, by the measured `tokens_per_word`."""
         return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
@@ -171,7 +171,7 @@ class ServerClient:
         return await self.post("/v1/completions", body, is_stream=True)
 
     async def post(self, path: str, body: Mapping[str, Any], is_stream: bool = False) -> RequestOutcome:
-        """The outcome of one POST request; only of a stream are first token and tokens counted."""
+        """The outcome of one POST request; for a stream alone, with time to first token and token counts."""
         import aiohttp
 
         started_s = time.monotonic()
@@ -194,7 +194,7 @@ class ServerClient:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parse: bool = True
     ) -> Any:
-        """The JSON of the answer, or its text without `parse`; raises LegroomError for any status but 200."""
+        """The JSON of the response, or its text if not `parse`; LegroomError for any status but 200."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
@@ -233,7 +233,7 @@ def _error_reason(error: Exception) -> str:
 
 
 async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> RequestOutcome:
-    """The outcome of a stream of server-sent events, read to its end, with the token counts of its usage."""
+    """The outcome of a stream of server-sent events, read to its end, with the token counts in its usage."""
     first: float | None = None
     usage: Mapping[str, Any] = {}
     ended = False
@@ -278,7 +278,7 @@ def _filler_text(count: int) -> str:
 
 
 def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
-    """(whether a short and a full-context request are served, and in words); None where no known endpoint applies."""
+    """(Whether a short and a full-context request are served, a sentence); None where no known endpoint exists."""
     try:
         return asyncio.run(_run_smoke_test(url, api_key))
     except LegroomError as error:
@@ -286,7 +286,7 @@ def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
 
 
 async def _run_smoke_test(url: str, api_key: str | None) -> tuple[bool | None, str]:
-    """(whether a short and a full-context request are served or None, in words); LegroomError without an answer."""
+    """As `smoke_test`; LegroomError where the server does not answer."""
     async with ServerClient(url, api_key, verify_tls=False) as server:
         served = await server.served(_SMOKE_TIMEOUT_S)
         name, length = served.model, served.max_model_len or 0
@@ -305,7 +305,7 @@ async def _run_smoke_test(url: str, api_key: str | None) -> tuple[bool | None, s
 
 
 async def _send_tokens(server: ServerClient, path: str, model: str, length: int) -> RequestOutcome:
-    """The outcome of a request of `length` tokens in all, or of a short text for 0."""
+    """The outcome of a request of `length` tokens, prompt and output; for length 0, of a short text."""
     if path == "/v1/completions":
         answer = 4
         prompt = [3] * (length - answer) if length else "Hello"

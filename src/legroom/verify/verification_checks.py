@@ -57,7 +57,7 @@ class Verification:
 
 
 def _load_json(run: LoadRun) -> dict[str, Any]:
-    """Totals, peaks, each answered request and each sample of the load."""
+    """JSON of the load: totals, peaks, each answered request and each sample."""
     good, samples = [outcome for outcome in run.outcomes if outcome.ok], [asdict(sample) for sample in run.samples]
     shown = ("first_token_s", "total_s", "prompt_tokens", "output_tokens")
     return {
@@ -107,7 +107,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args
 
 
 def planned_pool(path: str) -> PlannedPool:
-    """The KV blocks of a saved plan, with their error band; LegroomError where the file is no plan."""
+    """The planned KV blocks, with error band, sequences and context; LegroomError where the file is no plan."""
     plan = read_plan(path, _PLAN_FIELDS)
     kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
     seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
@@ -124,7 +124,7 @@ def planned_pool(path: str) -> PlannedPool:
 def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
-    """The checks of a load run; `memory`: (what was measured, total bytes of the GPUs or None for resident memory)."""
+    """The checks of a load run; `memory`: (what was measured, total bytes of the GPUs, None for resident memory)."""
     tokens = sum(outcome.prompt_tokens + outcome.output_tokens for outcome in run.outcomes)
     # Tokens that fill the pool three times have surely used each block, whose first use on a CPU allocates memory.
     was_cycled = pool is None or tokens >= 3 * pool.num_blocks * pool.block_size
@@ -147,7 +147,7 @@ def all_answered_check(run: LoadRun) -> Check:
 
 
 def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
-    """Passes up to the allowed preemptions; fails where the server restarted; unknown where it has no counter."""
+    """Passes with no more preemptions than `limits` allow; fails if the server restarted; unknown without a counter."""
     if run.preemptions is None:
         return Check("preemptions", None, "the server does not count preemptions")
     if run.preemptions < 0:
@@ -158,7 +158,7 @@ def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
 
 
 def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) -> Check:
-    """Passes where the blocks in use were never more than these requests need; unknown where either is."""
+    """Passes where the blocks in use never exceeded what these requests need; unknown if one cannot be told."""
     peak = run.peak_kv_use
     if peak is None or pool is None:
         return Check("kv use", None, "not measured: the server shows neither the use nor the size of its pool")
@@ -178,7 +178,7 @@ def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) ->
 
 
 def pool_check(pool: KvPool | None, planned: PlannedPool | None) -> Check | None:
-    """Passes where the pool has the planned blocks, within the plan's error band; None without a plan."""
+    """Passes where the pool's blocks equal the plan's or lie in its error band; None without a plan."""
     if planned is None:
         return None
     if pool is None:
@@ -197,7 +197,7 @@ def pool_check(pool: KvPool | None, planned: PlannedPool | None) -> Check | None
 
 
 def context_check(max_model_len: int | None, planned: PlannedPool | None) -> Check | None:
-    """Whether the server's max_model_len is at least the planned one; None without a planned one."""
+    """Passes where the server's max_model_len is at least the planned one; None if none was planned."""
     if planned is None or planned.max_model_len is None:
         return None
     wanted = f"the plan says {count(planned.max_model_len)} tokens"
@@ -213,8 +213,8 @@ def memory_check(
     total_bytes: int | None,
     pool_was_cycled: bool = True,
 ) -> Check:
-    """Passes where memory grows little after the load's first third. `source`: what was measured, empty for nothing;
-    `total_bytes`: of the GPUs, None for resident memory."""
+    """Passes where memory grows little after the first third of the load. `source`: what was measured, empty if
+    nothing; `total_bytes`: of the GPUs, None for resident memory."""
     readings = [(sample.at_s, sample.memory_bytes) for sample in samples if sample.memory_bytes is not None]
     if not source:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")

@@ -44,7 +44,7 @@ class VerificationRequest:
 
 
 def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
-    """Verifies a server; Ctrl-C ends it early. LegroomError for a remote one without `load_remote`, or a wrong load."""
+    """Verifies a server; Ctrl-C ends it early. LegroomError for a wrong load, or a remote one without `load_remote`."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"
@@ -54,7 +54,7 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
 
 
 def _num_lengths(request: VerificationRequest) -> int:
-    """How many request lengths are drawn: those of the load, but at least 400 for a stable concurrency."""
+    """How many request lengths to draw: at least 400, for a stable concurrency, or as many as requests are sent."""
     return max(request.requests or 0, 400)
 
 
@@ -78,7 +78,7 @@ class VerificationRun:
         self.interrupted = False
 
     async def result(self) -> Verification:
-        """Run all checks and return their results; a failure or an interruption ends them early."""
+        """Runs all checks; a failure or an interruption ends them early. Returns the results so far."""
         try:
             await self._run_steps()
         except asyncio.CancelledError:
@@ -112,7 +112,7 @@ class VerificationRun:
         await self._run_load(context)
 
     async def _first_sample(self) -> Sample | None:
-        """The server's metrics before the load; None where they cannot be read, which is noted."""
+        """The server's metrics before the load; None (with a note) where they cannot be read."""
         try:
             sample = await scrape(self.server.session, self.server.metrics)
         except ScrapeFailed as error:
@@ -123,7 +123,7 @@ class VerificationRun:
         return sample
 
     async def _send_short_completion(self, served: ServedModel) -> bool:
-        """Whether a short completion was answered; a model without completions is checked for pooling."""
+        """Whether a short completion was answered; a model without completions gets the pooling check instead."""
         await self.server.learn_vocabulary(self.model)
         outcome = await self.send(load_run.LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
@@ -141,7 +141,7 @@ class VerificationRun:
         return outcome.ok
 
     async def _check_pooling(self, served: ServedModel) -> None:
-        """Check a pooling model, which serves no completions and gets no load."""
+        """Checks a pooling model, which serves no completions, by its own endpoints; it gets no load."""
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
         for name, path in POOLING_ENDPOINTS.items():
             outcome = await self._pooling_request(path, 8)
@@ -165,7 +165,7 @@ class VerificationRun:
             return RequestOutcome(error=_TIMED_OUT)
 
     async def _send_full_context(self, length: int | None) -> bool:
-        """Whether to go on: a request of max_model_len tokens was served, or the length is unknown."""
+        """Whether to go on with the load: a request of max_model_len tokens was served, or that length is unknown."""
         if length is None:
             self.checks.append(Check("full context", None, "not tried: the server does not say its context"))
             return True
@@ -184,7 +184,7 @@ class VerificationRun:
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
-        """Sends the load, its requests cut to the context, and adds the checks of it."""
+        """Sends the load, its requests cut to `context` tokens, and adds its checks."""
         request = self.request
         lengths = _num_lengths(request)
         load = load_run.read_load(request.load, context, lengths, request.seed)
@@ -208,7 +208,7 @@ class VerificationRun:
             raise asyncio.CancelledError
 
     def _planned_concurrency(self, load: load_run.Load, context: int) -> int:
-        """Requests at once that never preempt, up to the plan's max_num_seqs (64 without one); 8 with no known pool."""
+        """Concurrent requests that never preempt, at most the plan's max_num_seqs (else 64); 8 with unknown pool."""
         planned = self.request.planned
         most = (planned.max_num_seqs if planned else None) or _MAX_CONCURRENCY
         pool = self.pool or (load_run.KvPool(planned.num_blocks, planned.block_size) if planned else None)
@@ -218,7 +218,7 @@ class VerificationRun:
         return load_run.safe_concurrency(load, pool, context, most)
 
     async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
-        """The outcome of one completion of the load, whose prompt the seed determines; an error past the deadline."""
+        """The outcome of one completion of the load, whose prompt `seed` determines; an error past the deadline."""
         prompt: list[int] | str = self.server.text_of(request.prompt_len)
         if self.server.accepts_token_ids:
             prompt = load_run.token_ids(request, self.server.vocabulary, seed)
@@ -273,7 +273,7 @@ class LoadSender:
         return load_run.LoadRun(*seen, seconds, preemptions, interrupted)
 
     async def _send_all(self) -> None:
-        """Sends all requests, the concurrency rising over the first third, and waits for all of them."""
+        """Sends all requests, raising the concurrency over the first third, and waits for all of them."""
         requests = self.load.requests
         ramp = max(1, len(requests) // 3)
         first_seed = 1000 + self.verification.request.seed
@@ -293,7 +293,7 @@ class LoadSender:
 
 
 def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
-    """The preemptions between two samples, below 0 after a restart; None where either is unknown."""
+    """Preemptions between two samples, negative if the server restarted; None where either is unknown."""
     before, after = (sample.total("preemptions") if sample is not None else None for sample in (first, last))
     return None if before is None or after is None else round(after - before)
 
@@ -309,7 +309,7 @@ def _is_same_model_name(name: str, other: str) -> bool:
 
 
 def _smallest_pool(sample: Sample) -> load_run.KvPool | None:
-    """The pool of the engine with the fewest blocks (engines do not share requests); None where unknown."""
+    """The KV pool of the engine with the fewest blocks, as engines do not share requests; None where unknown."""
     known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not known:
         return None

@@ -23,11 +23,11 @@ class WorkerCollector:
         self._read = read
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Families without samples, so that registering reads no files."""
+        """The metric families without samples, so that registration reads no files."""
         return (_gauge_family(name) for name in MEASURES)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The workers' gauges, one sample for each rank and GPU; without those whose worker wrote nothing lately."""
+        """The workers' gauges, one sample per rank and GPU; without workers that wrote nothing lately."""
         memory = self._read(MAX_AGE_S)
         for name in MEASURES:
             family = _gauge_family(name)
@@ -37,12 +37,12 @@ class WorkerCollector:
 
 
 def _gauge_family(name: str) -> GaugeMetricFamily:
-    """The gauge of one of MEASURES, still without samples."""
+    """The gauge of the measure `name` (a key of MEASURES), still without samples."""
     return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
 
 
 def _values_by_device(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
-    """The measure `name` by (rank, GPU), summed over engines, each of which counts its ranks from 0."""
+    """(Rank, GPU) -> value of the measure `name`, summed over engines, which all count ranks from 0."""
     rows: dict[tuple[str, str], float] = defaultdict(float)
     for device in memory:
         value = getattr(device, name)
@@ -61,7 +61,7 @@ class SharedGauges:
         }
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """Set the gauges to the figures of this process; always True: there is no folder that could be removed."""
+        """Sets the gauges to this process's figures; returns True, as there is no folder that could be removed."""
         for name, gauge in self._gauges.items():
             for labels, value in _values_by_device(memory, name).items():
                 gauge.labels(*labels).set(value)

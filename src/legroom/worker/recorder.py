@@ -54,7 +54,7 @@ class BlackBoxRecorder:
         self.begin()
 
     def begin(self) -> None:
-        """Forget readings and records, which in a forked process are its parent's; the engine's settings stay."""
+        """Forgets readings and records (in a forked process, its parent's); the engine's settings stay."""
         self._recent: deque[black_box.MemoryReading] = deque(maxlen=_RECENT)
         self._earlier: deque[black_box.MemoryReading] = deque(maxlen=_EARLIER)
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class BlackBoxRecorder:
         self._last: tuple[float, black_box.BlackBox, Path | None] | None = None
 
     def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
-        """Keep a reading of the first device's memory for a later black box."""
+        """Keeps the first device's memory as a reading for a later black box."""
         if not memory:
             return
         device, now_s = memory[0], time.time()
@@ -79,7 +79,7 @@ class BlackBoxRecorder:
         self._recent.append(black_box.MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Records a failed allocation: bytes wanted, free, and PyTorch's limit. PyTorch's allocator calls this."""
+        """Called by PyTorch's allocator: records a failed allocation, bytes wanted and free, and PyTorch's limit."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = black_box.FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
@@ -88,7 +88,7 @@ class BlackBoxRecorder:
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """Adds the text of a worker's out-of-memory error that vLLM logged to the record of it, or makes one."""
+        """Adds the text of an out-of-memory error that vLLM logged to the record of it, or writes a new record."""
         try:
             if worker_rank() is None:
                 return  # the engine core logs its workers' errors again
@@ -104,7 +104,7 @@ class BlackBoxRecorder:
             _log_failure(problem)
 
     def _add_to_last_record(self, request: black_box.FailedRequest) -> bool:
-        """Whether the last record is of the same failure; if so, the error's text is now in its file."""
+        """Adds the error's text to the last record if that is of the same failure; returns whether it is."""
         if self._last is None or time.time() - self._last[0] >= _SAME_FAILURE_S:
             return False
         written_s, record, path = self._last
@@ -117,7 +117,7 @@ class BlackBoxRecorder:
         return True
 
     def record_now(self) -> None:
-        """Write a black box on request: the current state, and the stack of the main thread."""
+        """Writes a black box on request: the current state, and the main thread's stack."""
         try:
             frames = list(stack.with_callers(sys._current_frames().get(threading.main_thread().ident or 0)))
             self._record("asked", black_box.FailedRequest(frames=stack.stack_frames(frames)), frames)
@@ -133,7 +133,7 @@ class BlackBoxRecorder:
         free_bytes: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
-        """Writes a black-box file of memory, engine step (by `frames`), settings; after five only those asked for."""
+        """Writes a black box of memory, settings and the engine step in `frames`; after five only `asked` ones."""
         with self._lock:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
@@ -161,7 +161,7 @@ class BlackBoxRecorder:
             self._last = time.time(), record, path
 
     def _write_record(self, record: black_box.BlackBox) -> Path | None:
-        """The file written, in the first folder that takes it; None where none did and it was only logged."""
+        """The path of the written file, in the first folder that takes it; None if none did and it was only logged."""
         text = _bounded_json(record)
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(record.time_s))
         name = f"{black_box.PREFIX}{at}-{os.getpid()}-{self._written}.json"
@@ -185,7 +185,7 @@ class BlackBoxRecorder:
 
 
 def _result_or_none(make: Any, *arguments: Any) -> Any:
-    """The result of a call; None where it fails, because the other parts of a record are still useful."""
+    """The result of `make(*arguments)`; None where it fails, as the other parts of a record are still useful."""
     try:
         return make(*arguments)
     except Exception:
@@ -203,8 +203,8 @@ def _process_versions() -> black_box.WorkerProcess:
 
 
 def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> black_box.CardMemory:
-    """The GPU's total and free memory, that of this process and of others, and PyTorch's limit where it is below the
-    total. `free_bytes` and `limit_bytes` are the allocator's, None where it did not tell."""
+    """The GPU's total and free memory, this process's and others' part, and PyTorch's limit if below the total.
+    `free_bytes` and `limit_bytes` are those that the allocator reported, or None."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
@@ -251,7 +251,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _without_segments(allocator: black_box.AllocatorState | None) -> black_box.AllocatorState | None:
-    """The allocator's state with its segments left out but counted; None for None."""
+    """The allocator's state with its segments counted but left out; None for None."""
     if allocator is None:
         return None
     return replace(allocator, segments=(), segments_left_out=len(allocator.segments))

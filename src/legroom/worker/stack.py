@@ -35,20 +35,20 @@ def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def stack_frames(frames: list[FrameType]) -> tuple[StackFrame, ...]:
-    """Call sites, outermost first, of frames that are innermost first."""
+    """The call sites of frames given innermost first, outermost first."""
     sites = ((frame.f_code, frame.f_lineno or 0) for frame in reversed(frames[:_MOST_FRAMES]))
     return tuple(StackFrame(_package_path(code.co_filename), line, code.co_name) for code, line in sites)
 
 
 def _package_path(name: str) -> str:
-    """A path from its package on, without the machine's folders."""
+    """A source file's path from its package on (`vllm/...`), without the machine's folders."""
     above = next((mark for mark in _ABOVE_PACKAGES if mark in name), "/")
     path = name.rpartition(above)[2]
     return f"vllm/{path}" if above == "/vllm/" else path
 
 
 def engine_step(frames: list[FrameType]) -> RecordedStep | None:
-    """The engine step that the innermost frame with scheduled tokens computes; None where none does."""
+    """The scheduler step in the locals of the innermost frame that has scheduled tokens; None where none has."""
     output, batch = _innermost_local(frames, _STEP), _innermost_local(frames, _BATCH)
     tokens: Any = getattr(output, "num_scheduled_tokens", None)
     batched = _scheduled_tokens_of_batch(batch)
@@ -75,7 +75,7 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
 
 
 def _innermost_local(frames: list[FrameType], name: str) -> Any:
-    """The innermost local variable of that name that has `num_scheduled_tokens`; None without one."""
+    """The innermost frame's local variable `name` that has `num_scheduled_tokens`; None without one."""
     for frame in frames:
         if name in frame.f_code.co_varnames:
             value = frame.f_locals.get(name)
@@ -85,7 +85,7 @@ def _innermost_local(frames: list[FrameType], name: str) -> Any:
 
 
 def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
-    """The scheduled tokens of each request id in vLLM's input batch; empty where it does not tell."""
+    """Request id -> scheduled tokens in vLLM's input batch; empty where it does not tell."""
     names, counts = getattr(batch, "req_ids", None), getattr(batch, "num_scheduled_tokens", None)
     if not isinstance(names, list) or counts is None:
         return {}
@@ -93,7 +93,7 @@ def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
 
 
 def _computed_tokens(cached: Any) -> dict[str, int | None]:
-    """Computed tokens by id of the step's `cached` requests: one object with lists (0.10+), or a list of objects."""
+    """Request id -> computed tokens of the step's `cached` requests: an object of lists (0.10+), or objects."""
     names = getattr(cached, "req_ids", None)
     if names is not None:
         return dict(zip(map(str, names), cached.num_computed_tokens, strict=False))
@@ -112,7 +112,7 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """A function from a request's id to its facts in the model runner of these frames, all None where it has none."""
+    """A function from request id to facts, of the model runner in these frames; all facts None where it has none."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue
@@ -134,9 +134,9 @@ def _request_facts(request: Any) -> _RequestFacts:
     return _RequestFacts(None if prompt is None else len(prompt), *known)
 
 
-def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
-    """Lengths and sampling parameters of the request `name` in the V2 model runner's arrays (`states`, `prompts`)."""
-    index = states.req_id_to_index.get(name)
+def _facts_of_v2(states: Any, prompts: Any, request_id: str) -> _RequestFacts:
+    """Lengths and sampling parameters of a request in the V2 model runner's arrays (`states`, `prompts`)."""
+    index = states.req_id_to_index.get(request_id)
     if index is None:
         return _RequestFacts()
     lengths = getattr(states.prompt_len, "np", states.prompt_len)  # a copy of GPU memory from 0.20 on
@@ -149,7 +149,7 @@ def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
 
 
 def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
-    """The settings that memory depends on, by flag, of the engine of one of these frames; {} where none has one."""
+    """The settings that memory depends on, by flag, of the engine found in these frames; {} where none has one."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",) or "vllm" not in frame.f_code.co_filename:
             continue

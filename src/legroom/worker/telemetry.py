@@ -41,7 +41,7 @@ class TelemetryFolder:
 
     @classmethod
     def create(cls) -> TelemetryFolder:
-        """A new folder for this server; removes those of killed servers."""
+        """A new folder for this server's figures; removes the folders of killed servers."""
         for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             owner = old.name.removeprefix(PREFIX).partition("-")[0]
             if owner.isdigit() and not psutil.pid_exists(int(owner)):
@@ -49,7 +49,7 @@ class TelemetryFolder:
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")))
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """Replace this process's figures by `memory`; False if the folder was removed, True even with a full disk."""
+        """Replaces this process's figures; False if the folder was removed, True even with a full disk."""
         path = self.path / f"{os.getpid()}.json"
         new = path.with_suffix(".new")
         try:
@@ -62,7 +62,7 @@ class TelemetryFolder:
         return True
 
     def read(self, fresh_s: float) -> tuple[WorkerMemory, ...]:
-        """The figures that running processes wrote within the last `fresh_s` seconds."""
+        """The figures that living processes wrote within the last `fresh_s` seconds."""
         memory: list[WorkerMemory] = []
         for path in sorted(self.path.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
@@ -71,7 +71,7 @@ class TelemetryFolder:
         return tuple(memory)
 
     def request_record(self) -> None:
-        """Ask every worker for a black box; called in a signal handler, so it makes one call and never raises."""
+        """Asks every worker for a black box; called in a signal handler, so it makes one call and never raises."""
         with contextlib.suppress(OSError):
             (self.path / _RECORD_REQUEST).touch()
 
@@ -93,7 +93,7 @@ _TEXTS = re.compile(r"(?i)out of memory|not enough memory|can(?:'t|not) allocate
 
 
 def observe_allocator(recorder: BlackBoxRecorder) -> None:
-    """Have the recorder told of CUDA OOMs once CUDA is initialized; nothing where torch with CUDA is not loaded."""
+    """Lets CUDA's out-of-memory observer call the recorder once CUDA is initialized; nothing without torch's CUDA."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
@@ -101,7 +101,7 @@ def observe_allocator(recorder: BlackBoxRecorder) -> None:
         return  # a build for CPUs
 
     def attach_recorder() -> None:
-        """Run by torch.cuda when it initializes CUDA; a failure is only logged."""
+        """Called by torch.cuda when it initializes CUDA; a failure is only logged."""
         try:
             attach(recorder.out_of_memory)
         except Exception as error:
@@ -125,20 +125,20 @@ class _ErrorLog(logging.Handler):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether GPU or host memory ran out, by the error's type or, of a RuntimeError, its text."""
+    """Whether the error means that GPU or host memory ran out, by its type or, for a RuntimeError, its text."""
     is_named = type(error).__name__ in _ERRORS
     return is_named or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)[:4000]) is not None)
 
 
 def observe_log(recorder: BlackBoxRecorder) -> None:
-    """Record the out-of-memory errors that vLLM logs."""
+    """Makes the recorder record the out-of-memory errors that vLLM logs."""
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _ErrorLog) for handler in logger.handlers):
         logger.addHandler(_ErrorLog(recorder))
 
 
 def handle_signal(folder: TelemetryFolder) -> None:
-    """Let SIGUSR2 request a black box of every worker; nothing outside the main thread or beside another handler."""
+    """Makes SIGUSR2 request a black box of every worker; only in the main thread, and unless it has a handler."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGUSR2, lambda *_: folder.request_record())
@@ -152,7 +152,7 @@ SHARED_PAGE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def start() -> None:
-    """Report this process's memory; the first process of a server also exports what all report."""
+    """Reports this process's memory; a server's first process also exports what all of them report."""
     inherited = os.environ.get(FOLDER)
     folder = TelemetryFolder(Path(inherited)) if inherited else TelemetryFolder.create()
     if inherited is None:
@@ -189,7 +189,7 @@ def _start_thread(task: Callable[[], None]) -> None:
 
 
 def _register_collector(folder: TelemetryFolder) -> None:
-    """Waits until vLLM has imported prometheus_client, as it sets the environment just before; exports the gauges."""
+    """Exports the gauges once vLLM has imported prometheus_client, just before which it sets its environment."""
     while "prometheus_client" not in sys.modules:
         time.sleep(0.5)
     from prometheus_client import REGISTRY
@@ -200,7 +200,7 @@ def _register_collector(folder: TelemetryFolder) -> None:
 
 
 def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
-    """Once this process is a worker, report its memory and write requested black boxes until the folder is removed."""
+    """Once this process is a worker, reports memory and writes requested black boxes until the folder is removed."""
     record_requested_s = folder.record_requested_s()
     while not (memory := read_worker_memory()):
         time.sleep(every_s)

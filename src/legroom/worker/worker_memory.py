@@ -24,7 +24,7 @@ _STATES: dict[str, BlockState] = {"active_allocated": "allocated", "inactive": "
 
 
 def _segment_sums(segments: tuple[AllocatorSegment, ...]) -> dict[str, Any]:
-    """The fields of `AllocatorState` that are sums over segments; empty where the build does not list them."""
+    """The fields of `AllocatorState` that are sums over segments; empty where this PyTorch lists no segments."""
     if not segments:
         return {}
     private = [segment for segment in segments if segment.pool]
@@ -46,7 +46,7 @@ class PacedSums:
         self._kept: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def read(self, cuda: Any, device: int) -> dict[str, Any]:
-        """Sums over the allocator's segments; cached for a multiple of the time that reading them took."""
+        """The segments' sums for a device; kept for 2,000 times as long as listing the segments took."""
         began_s = self._clock()
         due_s, sums = self._kept.get(device, (began_s, {}))
         if began_s < due_s:
@@ -61,7 +61,7 @@ _PACED = PacedSums()
 
 
 def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorState:
-    """The allocator's state on a device, with all blocks or only the sums over them."""
+    """The allocator's state on a device, with its segments and blocks if `with_blocks`, else with sums only."""
     counts = cuda.memory_stats(device)
     segments = _allocator_segments(cuda, device, with_blocks=True) if with_blocks else ()
     sums = _segment_sums(segments) if with_blocks else _PACED.read(cuda, device)
@@ -86,7 +86,7 @@ def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
 
 
 def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[AllocatorSegment, ...]:
-    """The PyTorch allocator's segments on the device; empty where it has no snapshot."""
+    """The segments of PyTorch's allocator on the device; empty where it has no snapshot."""
     snapshot = getattr(cuda, "memory_snapshot", None)
     if snapshot is None:
         return ()
@@ -101,7 +101,7 @@ def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[A
 def _allocator_segment(
     segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool
 ) -> AllocatorSegment:
-    """One segment of a PyTorch memory snapshot, with its blocks on request; `graph_pool`: id of the graphs' pool."""
+    """A segment of a PyTorch memory snapshot; `graph_pool`: the id of vLLM's CUDA graph pool, if known."""
     blocks = segment.get("blocks", ())
     largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
     listed = (SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
@@ -118,7 +118,7 @@ def _allocator_segment(
 
 
 def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
-    """Empty for the common pool, `graph` for that of vLLM's CUDA graphs (if unknown any private one), else its id."""
+    """ "" for the common pool, `graph` for vLLM's CUDA graph pool (if unknown, any private one), else the pool's id."""
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
@@ -128,9 +128,9 @@ PROFILING = frozenset({"determine_available_memory", "determine_num_available_bl
 """vLLM's functions that read PyTorch's peak to size the KV cache; the peak is not reset while one runs."""
 
 
-def _measure(about: str) -> Any:
-    """A field that is None where it was not read; `about`: the help of its gauge."""
-    return field(default=None, metadata={"about": about})
+def _measure(gauge_help: str) -> Any:
+    """A dataclass field that is None where it was not read; `gauge_help`: the help text of its gauge."""
+    return field(default=None, metadata={"about": gauge_help})
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ MEASURES: dict[str, str] = {
 
 
 def read_worker_memory() -> tuple[WorkerMemory, ...]:
-    """The memory of each device on which PyTorch holds some, or of the CPU; empty in a process without a rank yet."""
+    """The memory per device on which PyTorch holds some, or of the CPU; empty in a process without a rank yet."""
     rank = worker_rank()
     if rank is None:
         return ()
@@ -209,8 +209,8 @@ def read_host_memory(cuda: Any | None) -> WorkerHostMemory:
 
 
 def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
-    """This worker's memory on a device, whose peak is counted anew from here unless vLLM profiles; None where it holds
-    nothing there, as it sees other workers' GPUs too."""
+    """This worker's memory on a device, or None where it holds nothing there, as it sees other workers' GPUs too.
+    Resets PyTorch's peak unless vLLM profiles."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)
@@ -256,7 +256,7 @@ class CardUse:
 
 
 def card_use(cuda: Any, device: int) -> CardUse:
-    """Total, used, own and others' bytes of a CUDA device by NVML (matched by UUID); None for what it hides."""
+    """Total, used, own and others' bytes of a CUDA device by NVML (matched by UUID); None for each that it hides."""
     from legroom.live.gpu_memory import nvml_devices
 
     uuid = str(cuda.get_device_properties(device).uuid)

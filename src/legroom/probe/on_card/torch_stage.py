@@ -54,10 +54,10 @@ def main() -> None:
         _append_result(args.results, name, finding)
 
 
-def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
-    """Appends a measurement to the results file, as a line of JSON."""
+def _append_result(path: str, name: str, figures: dict[str, Any]) -> None:
+    """Appends the `figures` of the measurement `name` to the results file, as a line of JSON."""
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - plain Python that runs anywhere
-        file.write(json.dumps({"finding": name, **finding}) + "\n")
+        file.write(json.dumps({"finding": name, **figures}) + "\n")
 
 
 def _nvidia_smi(field: str) -> str:
@@ -73,7 +73,7 @@ def _nvidia_smi(field: str) -> str:
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
-    """Name, versions and memory of the card, and bytes of a CUDA context: what is used now beyond `used_before`."""
+    """Name, versions and memory of the GPU, and bytes of a CUDA context: those in use now beyond `used_before`."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     return {
@@ -89,7 +89,7 @@ def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
 
 
 def _allocator_sizes(torch: Any) -> dict[str, Any]:
-    """Allocated and reserved bytes of a tensor in a small segment, and of one in a large segment."""
+    """Allocated and reserved bytes of a one-byte tensor (small segment), and of one above 1 MiB (large segment)."""
     readings = {}
     for name, size in (("one_byte", 1), ("large", MIB + 1)):
         torch.cuda.empty_cache()
@@ -132,7 +132,7 @@ def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
 
 
 def _graph_memory(torch: Any) -> dict[str, Any]:
-    """`node_bytes`: driver memory that each node of a captured CUDA graph takes, without PyTorch's pool."""
+    """`node_bytes`: driver memory per kernel node of a captured CUDA graph, without PyTorch's pool."""
     tensor = torch.zeros(1024, device="cuda")
     taken_bytes = []
     for nodes in _GRAPH_NODES:
@@ -161,7 +161,7 @@ def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
 
 
 def _pinnable_memory(torch: Any) -> dict[str, Any]:
-    """`pinned_bytes`: what of 8 GiB, or half of what is free, can be pinned; `refused`: why no more, or None."""
+    """`pinned_bytes`: how much of 8 GiB, or half of free memory if less, can be pinned; `refused`: why no more."""
     limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
     stopped = None
@@ -190,7 +190,7 @@ def _available_bytes() -> int | None:
 
 
 def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
-    """`nccl_bytes`: what NCCL takes on a card, the most of any of `ranks` ranks; else `error`, with too few cards."""
+    """`nccl_bytes`: what NCCL takes on a GPU, the most of all ranks; `error` with fewer GPUs than `ranks`."""
     if torch.cuda.device_count() < ranks:
         return {"error": f"{ranks} ranks need {ranks} cards, and there are {torch.cuda.device_count()}"}
     with socket.socket() as listener:
@@ -203,7 +203,7 @@ def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
 
 
 def _run_rank(rank: int, ranks: int, port: int, queue: Any) -> None:
-    """One rank's process: puts the bytes that NCCL took on its card into the queue."""
+    """Process of one rank: puts the bytes that NCCL took on its GPU into the queue."""
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
     torch.cuda.set_device(rank)

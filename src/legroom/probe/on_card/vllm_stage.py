@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _start_tiny_model(ranks: int, results: str) -> None:
-    """Starts vLLM on `ranks` GPUs with a tiny model, whose workers record their profile in the file `results`."""
+    """Starts vLLM on `ranks` GPUs with a tiny model, whose workers append their profile to the file `results`."""
     vllm = importlib.import_module("vllm")
     torch = importlib.import_module("torch")
     nvml_total = _total_bytes()
@@ -111,7 +111,7 @@ def _start_deployment(words: list[str], results: str) -> None:
 
 
 def _has_parser(name: str) -> bool:
-    """Whether a module has the argument parser, which moved in 0.12."""
+    """Whether the module `name` has vLLM's FlexibleArgumentParser, which moved in 0.12."""
     try:
         return hasattr(importlib.import_module(name), "FlexibleArgumentParser")
     except ImportError:
@@ -129,7 +129,7 @@ def _total_bytes() -> int | None:
 
 
 def _append_result(path: str, line: dict[str, Any]) -> None:
-    """Appends a measurement, whose `finding` is its name, to the results file as a line of JSON."""
+    """Appends `line` (its measurement's name is `finding`) to the results file as a line of JSON."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

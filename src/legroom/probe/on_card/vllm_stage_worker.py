@@ -16,7 +16,7 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
     """Records the profile without changing it."""
 
     def determine_available_memory(self) -> Any:
-        """vLLM's own result, after the memory profile behind it is appended to the results file."""
+        """vLLM's own result; the memory profile behind it is appended to the results file."""
         profiles: list[Any] = []
         profile_memory = _module.memory_profiling
 
@@ -40,7 +40,7 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
 
 
 def _profile_result(worker: Any, profile: Any) -> dict[str, Any]:
-    """The figures of vLLM's memory profiling of one rank, in bytes."""
+    """The figures of vLLM's memory profiling (`profile`) of one rank's worker, in bytes by name."""
     init = getattr(worker, "init_snapshot", None) or profile.before_create
     return {
         "finding": "vllm",
