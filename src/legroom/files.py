@@ -30,7 +30,7 @@ def read_text(path: Path | str, hint: str = "", most_bytes: int = 32 << 20) -> s
 
 
 def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces a file in one step, even in a crash; it keeps its mode and owner, a new one gets `mode`."""
+    """Replaces a file in one step, even in a crash; an existing one keeps its mode and owner, a new one gets `mode`."""
     path = path.resolve()  # a symbolic link stays
     beside = path.with_name(f".{path.name}.legroom")  # one that a killed legroom left is replaced
     path.parent.mkdir(parents=True, exist_ok=True)

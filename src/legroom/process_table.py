@@ -19,7 +19,7 @@ ProcessTable = dict[int, tuple[int, int, bool]]
 
 
 def process_table() -> ProcessTable:
-    """Pid -> (parent's pid, start ticks, whether it is no zombie) of every process."""
+    """Pid -> (parent's pid, start ticks, whether it is alive and no zombie) of every process."""
     stats = ((int(name), _stat_fields(name)) for name in _all_pids())
     return {pid: (int(of[_PPID]), int(of[_STARTED]), of[0] not in "ZX") for pid, of in stats if of is not None}
 

@@ -55,4 +55,5 @@ class CommandPlatform:
         platform.write_atomically(place, json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Writes the flags file's earlier content back, or removes the file."""
         platform.restore_file(Path(override.place), override.before)

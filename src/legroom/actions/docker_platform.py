@@ -94,6 +94,7 @@ class ComposeService:
         platform.write_atomically(self._override_file(), text + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Writes the override file's earlier content back, or removes the file."""
         platform.restore_file(Path(override.place), override.before)
 
     async def _command_words(self) -> list[str]:

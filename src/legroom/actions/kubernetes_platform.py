@@ -148,10 +148,10 @@ class KubernetesLease:
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
-        """Creates or takes over the group's Lease for `seconds`; False where another holder's has not expired or
-        another writer was faster."""
+        """Takes the group's Lease for `seconds`; False if another holder's is valid or another writer was faster."""
 
         def take_lease(api: Any) -> bool:
+            """Creates the Lease, or replaces it if it is this holder's, free or expired."""
             leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
             now, whole_s = datetime.datetime.now(datetime.UTC), max(1, round(seconds))
             times = {"acquire_time": now, "renew_time": now}
@@ -172,6 +172,7 @@ class KubernetesLease:
         """Ends this holder's lease of the group; another holder's stays."""
 
         def release_lease(api: Any) -> None:
+            """Removes the holder from the Lease, if it is this one."""
             leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
             if lease is not None and lease.spec.holder_identity == holder:
                 lease.spec.holder_identity = None

@@ -67,6 +67,7 @@ class SupervisordProgram:
         platform.write_atomically(path, with_command(text, program, change))
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Writes the configuration file's earlier content back."""
         if override.before is not None:
             platform.write_atomically(Path(override.place), override.before)
 

@@ -224,8 +224,7 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 
 
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
-    """Free bytes outside private pools in partly used segments, or in partly used pages of expandable ones; None where
-    the source does not report them."""
+    """Free bytes, not of private pools, in partly used segments (expandable: pages); None if not reported."""
     state = reading.state
     if not state.segments:
         split = state.inactive_split_bytes

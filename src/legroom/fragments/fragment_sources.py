@@ -142,8 +142,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def readings_of_metrics(text: str, sample: "Sample") -> tuple[AllocatorReading, ...]:
-    """The allocator of each worker, from legroom's gauges on a /metrics page (`sample`: the page parsed); LegroomError
-    where it has none."""
+    """Each worker's allocator by legroom's gauges on a /metrics page (`sample`: as parsed); or LegroomError."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))

@@ -270,8 +270,7 @@ def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> Alloc
 def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    """(The recorded trace as a history, its last request refused for lack of memory); None without a trace, or without
-    a refusal."""
+    """(The recorded trace as a history, its last request refused for lack of memory); each None where missing."""
     raw = list(_checked_entries(trace))
     if not raw:
         return None, None
@@ -314,8 +313,7 @@ def _allocator_history(
 
 
 def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
-    """Whether the segment released at `index` of the trace is the first of an `empty_cache`, and not one that made room
-    for a request under `max_split_size_mb`."""
+    """Whether the segment released at `index` of the trace begins an `empty_cache`, not one for max_split_size_mb."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
         return False  # recorded at the first of them
     if settings.max_split_bytes is None:

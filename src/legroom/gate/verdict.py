@@ -70,10 +70,8 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """The worst outcome of a manifest's servers and the sentences that explain it; `search_until_s`: monotonic time.
-
-    `default_gpu` is the GPU of pods that name none; with `hub`, configs that are not bundled are fetched.
-    """
+    """The worst outcome of a manifest's servers, with sentences that explain it. `default_gpu`: for pods that name
+    none; `hub`: fetch configs that are not bundled; `search_until_s`: time.monotonic() limit."""
     # A single-change search stops at `search_until_s` of the monotonic clock.
     with isolated():
         servers, commands, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
@@ -239,6 +237,7 @@ class VerdictCache:
         """The verdict, planned in the executor with fixes that change one flag; it is stored."""
 
         def plan() -> Verdict:
+            """In the executor: the verdict with fixes that change one flag, within the time for these."""
             self._plans += 1
             if self._plans % _PLANS_PER_MEMO_RESET == 0:
                 Memo.forget_everything()
@@ -263,6 +262,7 @@ class VerdictCache:
         """The verdict after a full search for fixes, which is stored; the earlier verdict where the search fails."""
 
         def search() -> Verdict:
+            """In the executor: the verdict with the full search for fixes."""
             return plan_verdict(manifest, self._options.default_gpu, hub=self._options.hub)
 
         try:

@@ -279,11 +279,13 @@ def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, f
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises the signal again after its shutdown
 
     async def become_ready() -> None:
+        """Warms the planner up, then reports readiness even if that failed."""
         with suppress(Exception):  # without a warm-up the first requests are slower
             await verdicts.warm_up()
         app.is_ready = True
 
     async def app_with_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, with certificates reloaded and verdicts warmed up from its startup to its shutdown."""
         if scope["type"] != "lifespan":
             await app(scope, receive, send)
             return

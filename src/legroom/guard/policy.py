@@ -15,8 +15,7 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, toml_comment: str, **constraints: Any) -> Any:
-    """A dataclass field whose metadata has the key's comment in TOML and its `constraints` (low, high, unit,
-    choices)."""
+    """A dataclass field whose metadata has the key's TOML comment and its `constraints` (low, high, unit, choices)."""
     return field(default=default, metadata={"about": toml_comment, **constraints})
 
 

@@ -67,6 +67,7 @@ class FleetGroup:
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
     def to_json(self, gpus_per_server: int) -> dict[str, Any]:
+        """The group's entry of `watch --fleet --json`; `gpus_per_server`: to count spare GPUs."""
         return {
             **asdict(self.key),
             "servers": self.servers,

@@ -287,8 +287,7 @@ def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Pla
 
 
 def _headroom_remedies(more_bytes: int, planned: Plan | None, purpose: str) -> Iterator[ProposedRemedy]:
-    """A --gpu-memory-utilization lower by `more_bytes`, needed for `purpose` (text); nothing without a plan or if vLLM
-    would fail."""
+    """--gpu-memory-utilization lower by `more_bytes`, for `purpose` (text); nothing without a working plan."""
     lowered = _lower_utilization(planned, more_bytes) if planned is not None else None
     if lowered is not None:
         flags, changed = lowered

@@ -177,7 +177,7 @@ def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
 
 
 def _journal_line(freed: Freed) -> str:
-    """`PID 42 VLLM::Worker: killed`, with the segment's name instead if it is one."""
+    """`PID 42 VLLM::Worker: killed`, or a segment's name with its outcome."""
     process = freed.holder.process
     named = f"PID {process.pid} {process.title}" if process else freed.holder.what
     return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")

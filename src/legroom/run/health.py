@@ -57,7 +57,7 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
     assert server is not None
 
     def front_cpu_ticks() -> int | None:
-        """The ticks now; None where the output is blocked, a process has ended, or the system counts none."""
+        """CPU ticks of these processes now; None where the output is blocked, one has ended, or none are counted."""
         front = [pid for pid in (server, *descendants(server)) if not has_role(pid, *ENGINE_ROLES)]
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_blocked or None in ticks:

@@ -131,8 +131,7 @@ class Stopping:
         self._has_drained = self._is_draining = self._is_replying = self._ends_at_once = False
 
     def exit_code(self, code: int) -> int:
-        """legroom's exit code for the server's `code`: 137 (SIGKILL) becomes 128 + the signal that asked to stop at
-        once, such as 130 for Ctrl-C."""
+        """legroom's exit code for the server's: 137 (SIGKILL) becomes that of the stop signal, as 130 for Ctrl-C."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:

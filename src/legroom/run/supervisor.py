@@ -74,7 +74,7 @@ class Announcer:
             self._lines.put(f"{PREFIX}{line}\n")
 
     def _write_all(self) -> None:
-        """Writes queued lines to stderr until it gets None, past Python's buffer, whose lock could block the exit."""
+        """Writes queued lines to stderr until None is queued, past Python's buffer, whose lock could block the exit."""
         while (line := self._lines.get()) is not None:
             try:
                 target = sys.stderr.fileno()

@@ -144,8 +144,7 @@ def compare_pool(task_input: TaskInput) -> TaskOutput:
 
 
 def verify_and_calibrate(task_input: TaskInput) -> TaskOutput:
-    """Sends test requests to the server (`ok`, and `proof` in words); unless they fail, stores the memory that its log
-    shows for later plans (`line`)."""
+    """Sends test requests (`ok`, `proof`: a sentence); unless they fail, stores the memory measured in the log."""
     from legroom.verify.openai_client import smoke_test  # an HTTP client
 
     command = _command_of(task_input, task_input["env"])

@@ -356,8 +356,7 @@ class Drains:
         self._report(ActionReport(incident, text, "drain", state))
 
     async def end(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None = None) -> None:
-        """Ends the drains that `find` returns, with retries for ever, as no server may stay drained; problems are
-        reported for the incident, if any."""
+        """Ends the drains that `find` returns, retrying for ever; problems are reported for the incident, if any."""
         pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:

@@ -191,7 +191,7 @@ class Notifier:
                 queue.task_done()
 
     async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> bool:
-        """Posts a message, counts it and records in the incident that this webhook was told; whether that succeeded."""
+        """Posts a message, counts it, and notes in the incident that this webhook was told; returns whether it was."""
         for _ in range(20):  # its number is written asynchronously
             if incident.number is None:
                 await asyncio.sleep(0.05)

@@ -50,6 +50,7 @@ class DryRun:
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
+        """The document of `watch --rehearse --json`."""
         span = {name: getattr(self, name) for name in ("looks", "servers", "from_s", "until_s")}
         return {**span, "actions": len(self.actions), "events": [asdict(event) for event in self.events]}
 

@@ -41,14 +41,17 @@ def make_app(served: ServedSidecar) -> web.Application:
     from aiohttp import web  # slow to import
 
     async def metrics(_: web.Request) -> web.Response:
+        """GET /metrics: the sidecar's own metrics."""
         text, kind = served.metrics_and_content_type()
         return web.Response(body=text, headers={"Content-Type": kind})
 
     async def healthz(_: web.Request) -> web.Response:
+        """GET /healthz: the health document, with status 503 unless it is `ok`."""
         health = served.health()
         return web.json_response(health, status=200 if health["ok"] else 503)
 
     async def incidents(request: web.Request) -> web.Response:
+        """GET /incidents: JSON of the incidents, by the query parameters `since_s` and `limit`."""
         since_s = _number_of_query(request.query.get("since_s"), "since_s")
         limit = min(int(_number_of_query(request.query.get("limit"), "limit") or 100), 1000)
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
@@ -147,9 +150,11 @@ class SidecarMetrics:
         registry = self.registry = CollectorRegistry()
 
         def gauge(name: str, about: str, labels: tuple[str, ...] = ()) -> Gauge:
+            """A gauge `legroom_{name}` in the sidecar's registry, with the help text `about`."""
             return Gauge(f"legroom_{name}", about, labels, registry=registry)
 
         def counter(name: str, about: str, labels: tuple[str, ...] = ()) -> Counter:
+            """A counter `legroom_{name}` in the sidecar's registry, with the help text `about`."""
             return Counter(f"legroom_{name}", about, labels, registry=registry)
 
         server = ("server", "group")

@@ -219,6 +219,7 @@ class WatchSession:
             self._try_journal(lambda journal: journal.close_incident(made, outcome, time_s))
 
     def _write_samples(self) -> None:
+        """Writes the buffered samples to the journal, if there is one."""
         samples, self._samples = self._samples, []
         if samples:
             self._try_journal(lambda journal: journal.add_samples(samples))
@@ -337,6 +338,7 @@ def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[Serv
         await task
 
     def run_in_thread() -> None:
+        """Runs `scrape_until_stopped`; hands an exception to the iterator."""
         try:
             asyncio.run(scrape_until_stopped())
         except asyncio.CancelledError:

@@ -177,6 +177,7 @@ class LoadRun:
 
     @property
     def failed(self) -> tuple[RequestOutcome, ...]:
+        """The outcomes of requests that ended with an error."""
         return tuple(outcome for outcome in self.outcomes if not outcome.ok)
 
     @property

@@ -179,7 +179,7 @@ def _start_thread(task: Callable[[], None]) -> None:
     """Runs the task in a daemon thread; its exception is only logged, as the server goes on without."""
 
     def until_it_fails() -> None:
-        """What the thread runs: the task, whose exception ends in the log."""
+        """Runs the task in the new thread; an exception is only logged."""
         try:
             task()
         except Exception as error:

@@ -29,8 +29,7 @@ class EnvVariable:
 def server_environment(
     plan: PlanDocument, words: ServeCommand, given: Mapping[str, str], times: StartTimes
 ) -> tuple[tuple[EnvVariable, ...], tuple[str, ...]]:
-    """(The variables, with reasons: the given ones, engine start timeout and allocator setting; comments on those of
-    them that are left out)."""
+    """(Variables with reasons: given ones, engine start timeout, allocator setting; comments on those left out)."""
     own, broken, lines = [name for name in given if name in _OF_ONE_MACHINE], _why_broken(plan, words), []
     remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
     for name, value in given.items():

@@ -178,8 +178,7 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
 def planned_server(
     plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
 ) -> ExportedServer:
-    """The server of a plan, with the flags that determine memory written out; `secret_names`: further environment
-    variables that are read from a secret."""
+    """The server of a plan, with its memory flags written out; `secret_names`: more variables from a Secret."""
     options = options or ServerOptions()
     release = plan.release
     words = _with_memory_flags(parse_command(plan.command, release), plan)

@@ -99,7 +99,7 @@ def _systemd_files(result: PackResult, servers: Sequence[ExportedServer]) -> tup
 
 
 def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """A llama-swap file: a server starts at its first request, and the members of a group stay together."""
+    """A llama-swap configuration: servers start at their first request, and a group's members stay loaded together."""
     models = {_pack_name(server): _llama_swap_model(server) for server in servers}
     longest = max(server.times.limit_s for server in servers)
     document: dict[str, Any] = {

@@ -89,6 +89,7 @@ class Panel:
 
     @property
     def description(self) -> str:
+        """The panel's help text: its own, else the fixed one for its title."""
         return self.own_description or _DESCRIPTIONS[self.title]
 
 

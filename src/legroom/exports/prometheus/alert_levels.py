@@ -101,7 +101,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
 
 
 def _parsed_speed_up(text: str | None) -> float:
-    """The factor of --speed-up, 1.0 where not given; LegroomError where it is out of range."""
+    """The factor of --speed-up, which divides all durations; 1.0 if not given, LegroomError if out of range."""
     if text is None:
         return 1.0
     try:

@@ -31,8 +31,7 @@ def steps_of_page(page: str) -> float | None:
 
 
 def steps_of_registry() -> float | None:
-    """The engine's steps so far by this process's Prometheus registry; None without one, or with several API servers,
-    of which none has all counters."""
+    """The engine's steps so far by this process's Prometheus registry; None without one or with one of several."""
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return None

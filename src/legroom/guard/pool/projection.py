@@ -71,24 +71,24 @@ class Progress(NamedTuple):
         running = sum([life >= steps for life in left]) if len(left) > 1 else left[0] >= steps
         return self.growth.blocks_at(self.done_steps + steps) * running / len(left) if running else 0.0
 
-    def expected_blocks_at(self, moments: Sequence[float]) -> list[float]:
-        """`expected_blocks` at each of these step counts; called per running request, so written for speed."""
+    def expected_blocks_at(self, step_counts: Sequence[float]) -> list[float]:
+        """`expected_blocks` after each of these step counts; called per running request, so written for speed."""
         growth, left, done = self.growth, self.steps_left, self.done_steps
         start, size, first = growth.start_blocks, growth.block_steps, growth.first_block_steps
         if not size:
-            return [self.expected_blocks(moment) for moment in moments]
+            return [self.expected_blocks(moment) for moment in step_counts]
         blocks_at_end = math.ceil((growth.steps - first) / size)
         each = (growth.end_blocks - start) / blocks_at_end if blocks_at_end > 0 else 0.0
         last, count, done = left[-1], len(left), done - first
         # -(-x // size) rounds up: a block is allocated when its first token is written.
         blocks = [
             (start + each * -(-(done + moment) // size) if done + moment > 0 else start) if moment <= last else 0.0
-            for moment in moments
+            for moment in step_counts
         ]
         if left[0] == last:
             return blocks
         return [
-            part * (count - bisect_left(left, moment)) / count for part, moment in zip(blocks, moments, strict=True)
+            part * (count - bisect_left(left, moment)) / count for part, moment in zip(blocks, step_counts, strict=True)
         ]
 
 

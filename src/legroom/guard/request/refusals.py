@@ -87,7 +87,7 @@ def body_timeout(seconds: float) -> Refusal:
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """A 400 response for a sequence that needs more KV tokens than the whole pool has; `why`: what they are for."""
+    """A 400 response for a sequence that needs more KV tokens than the whole pool has; `why`: put in brackets."""
     message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
     message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)

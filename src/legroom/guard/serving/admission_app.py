@@ -237,6 +237,7 @@ async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[in
     status, headers, chunks = 0, [], []
 
     async def collect(message: Message) -> None:
+        """An ASGI `send` that keeps the status, headers and body."""
         nonlocal status, headers
         if message["type"] == "http.response.start":
             status, headers = message["status"], list(message.get("headers", ()))

@@ -158,6 +158,7 @@ class Guard(AdmissionApp):
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
+            """The next of `messages`; after the last it waits for ever, as this client never disconnects."""
             if not messages:
                 await asyncio.Event().wait()  # this client never disconnects
             return messages.pop()

@@ -202,6 +202,7 @@ class Proxy(ClientServer):
         drain_requested.set()
 
     async def _sweep_forever(self) -> None:
+        """Calls `sweep` at intervals; an exception is logged as a bug and does not end the loop."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:

@@ -164,6 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio for the new connection: keep its transport."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> None:
@@ -386,6 +387,7 @@ class UpstreamPool:
                 connection.fail(Refusal(504, "upstream_timeout", text, SERVER))
 
     def close(self) -> None:
+        """Abort all connections to the server, idle and busy ones."""
         for connection in (*self._idle, *self.busy):
             connection.transport.abort()
         self._idle.clear()

@@ -51,7 +51,7 @@ class PreemptionThrash(Detector):
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """(Share of computed tokens that preemptions repeated, or None; `were`, or `were, by estimate,` for a sentence)."""
+    """(Share of computed tokens that preemptions repeated, or None; `were`, or `were, by estimate,` for its text)."""
     computed = ((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) for step in steps)
     useful = sum(computed) + sum(step.generation_tokens or 0.0 for step in steps)
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]

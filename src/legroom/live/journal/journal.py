@@ -205,7 +205,7 @@ class Journal:
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
-        """Takes a group's lease for `seconds`, or prolongs one's own; False while another holder has it."""
+        """Takes a group's lease for `seconds`, or prolongs the holder's own; False while another holder has it."""
         now_s = self._given_or_now(None)
         with self._write_transaction() as db:
             db.execute(
@@ -324,6 +324,7 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
 
 
 def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
+    """The incident of a row in the column order of the incidents table's SELECT."""
     return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 

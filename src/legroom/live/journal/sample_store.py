@@ -104,7 +104,7 @@ class SampleStore:
         self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", values)
 
     def servers(self) -> dict[str, int]:
-        """Server name -> id, sorted by name."""
+        """Server name -> row id, sorted by name."""
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:

@@ -96,8 +96,7 @@ class PrometheusSource:
         )
 
     def _values_query(self, matchers: str) -> str:
-        """PromQL, with these label matchers, of all series to read: vLLM's of any release except buckets, legroom's
-        own, and the resident memory of targets that have vLLM's."""
+        """PromQL, with these label matchers, of all series that legroom reads, without buckets."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         # Buckets would be a hundred more series per server.
         latencies = [name for role in _LATENCIES for name in metrics.names_of(role)]
@@ -109,8 +108,7 @@ class PrometheusSource:
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(self, session: aiohttp.ClientSession, time_s: float, *, is_past: bool = False) -> list[ScrapeResult]:
-        """Samples of the servers scraped since the last call, and a failure of each missing one; `is_past`: evaluated
-        at `time_s`, not now."""
+        """Samples of servers scraped since the last call, failures of missing ones; `is_past`: as of `time_s`."""
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s)
