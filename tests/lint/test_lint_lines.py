@@ -435,7 +435,7 @@ def test_a_line_is_noted(what):
         ),
         ("a.sh", "# vllm\nexport NCCL_SOCKET_IFNAME=eth0 NCCL_LIB_DIR=/a\n", "env-unknown"),
         ("a.sh", "kubectl rollout status deployment/vllm-gateway --timeout=60s\n", "command-doubtful"),
-        ("a.yaml", GPU_ALONE % "  requests:\n    memory: 8Gi\n", "host-memory"),
+        ("a.yaml", GPU_ALONE % "    memory: 8Gi\n", "host-memory"),
         ("a.yaml", LIVENESS % (3, 10), "probe-missing"),
         ("a.sh", RAY + "until ray status | grep 4; do sleep 1; done\nvllm serve m/m\n", "command-doubtful"),
         ("a.sh", BATCH % (2, "", "4 --pipeline-parallel-size 2"), "flag-costly"),

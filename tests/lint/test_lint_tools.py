@@ -271,7 +271,7 @@ command=vllm serve org/m --nope
 
 
 def test_programs_of_supervisord_are_read_with_their_variables():
-    expected = [("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
+    expected = [("stop-too-short", 4), ("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
     assert findings(SUPERVISED, "supervisord.conf") == expected
 
 

@@ -93,18 +93,26 @@ class Node:
         columns = [len(line) - len(line.lstrip()) for line in rows]
         columns[0] += start - self.source.start_of(row)
         lines = [line.strip() for line in rows]
-        if (
-            self.style != "|"
-            and len(rows) > 1
-            and " ".join(lines) == text.strip()
-            and not any(line[:1] == "#" for line in lines)
-        ):
-            # Folded lines are one line of the scalar; the shell's continuation keeps each at its own place.
-            return Text(self.source.path, " \\\n".join(lines), row + 1, tuple(columns), self.source)
+        is_folded = self.style != "|" and len(rows) > 1 and not any(line[:1] == "#" for line in lines)
+        if is_folded and (unfolded := _unfolded(lines, text)):
+            return Text(self.source.path, unfolded, row + 1, tuple(columns), self.source)
         if self.style in ("|", ">"):
             lead = re.compile(r"(?:[ \t]*\r?\n)*([ \t]*)").match(self.source.text, start)
             columns = [len(lead[1]) if lead else 0] * (text.count("\n") + 1)
         return Text(self.source.path, text, row + 1, tuple(columns), self.source)
+
+
+def _unfolded(lines: list[str], text: str) -> str:
+    """A folded scalar's `text` with each of its `lines` on a line of its own, by the shell's continuation where YAML
+    joins them and not where one is indented deeper; empty where they are not its lines."""
+    parts, at = [lines[0]], len(lines[0]) + text.find(lines[0])
+    for line in lines[1:]:
+        start = text.find(line, at)
+        if start < at:
+            return ""
+        parts += ["\n" if "\n" in text[at:start] else " \\\n", line]
+        at = start + len(line)
+    return "".join(parts)
 
 
 def load_nodes(source: Text) -> list[Node]:

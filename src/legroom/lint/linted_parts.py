@@ -221,7 +221,7 @@ def _doubtful_lines(
     path, text, said = source.path, source.text, set[tuple[int, str]]()
     whole = without_comments(text)
     told = without_other_services(path, whole) if kind == "yaml" else whole
-    texts = {"comments": text, "file": whole, "": told}
+    texts = {"comments": text, "file": whole, "shown": told, "": told}
     names = mistaken_names(told, kind, all_text, server_flags) if server_flags is not None else ()
     for offset, row in (*names, *_lines_in_data(texts, kind, all_text)):
         place = source.place(offset)
@@ -235,7 +235,7 @@ def _doubtful_lines(
 def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterator[Mistake]:
     """(offset, row) of each mistake in `line_mistakes.json`. `texts`: the searched texts by `scope` of a row. Its
     `needs` must match in `all_text`, that of all linted files, its `lacks` must not; `keyless`: of an open API."""
-    told, data = texts[""], read_data("line_mistakes.json")
+    told, text, data = texts[""], texts["comments"], read_data("line_mistakes.json")
     has_key = _is_found(data["key"], all_text) and _is_found(f"{data['key']}|{data['key_elsewhere']}", told)
     for row in data["rows"]:
         if has_key and row.get("keyless"):
@@ -248,7 +248,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterat
             and not _OF_COMMIT.search(each["at"])
             and not (row["rule"] == "image-moving" and _is_local(each["at"], all_text))
             and not _DECLARES.search(each.string, max(each.start("at") - 40, 0), each.start("at"))
-            and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
+            and (row.get("scope") == "shown" or not SHOWN.match(text, text.rfind("\n", 0, each.start("at")) + 1))
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue

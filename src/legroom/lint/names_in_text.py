@@ -21,6 +21,7 @@ _SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|ROCM)_\w+)")
 _FLAG = pattern("names_in_text.flag")
 
+_OF_CLIENT, _LONGEST_COMMAND = pattern("names_in_text.of_client"), 400
 _OWN_RELEASE, _WHOLE = pattern("names_in_text.own_release"), pattern("names_in_text.whole")
 _TOKEN, _NEWEST = pattern("names_in_text.token"), pattern("names_in_text.newest")
 
@@ -95,6 +96,7 @@ def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[
         name = flag_name(word[0])
         is_read = any(name in flags_of(each) for each in (latest(), *releases))
         is_lost = any(at < word.start() and text.count("\n", at, word.start()) < 2 for at, _ in unread)
+        is_lost = is_lost or _OF_CLIENT.search(text, max(word.start() - _LONGEST_COMMAND, 0), word.start()) is not None
         if name in flags_ever() and name not in server_flags | own and not (is_read or is_lost):
             problem = explain_unknown(name, latest())
             if problem.kind in ("removed", "renamed"):

@@ -16,7 +16,8 @@ from legroom.vllm.args import ServeArgs
 @checks(StartedServer, "shm-missing")
 def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
     """A container with several ranks and less than 512 MiB of /dev/shm."""
-    ranks = context.parsed_args(server).args.engine_ranks
+    args = context.parsed_args(server).args
+    ranks = min(args.engine_ranks, server.gpu_count or args.engine_ranks)  # those of other nodes have their own
     if not server.in_container or ranks < 2 or not server.runs_on_gpus:
         return
     suggestion = read_data("lint_rules.json")["advice"]["shm-missing"].get(server.runs, "")

@@ -14,7 +14,7 @@ from legroom.vllm.args import other_value
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 _KEY = "VLLM_API_KEY"
-_WORKLOADS = ("Deployment", "StatefulSet", "Pod")
+_WORKLOADS, _SCRAPED = ("Deployment", "StatefulSet", "Pod"), "prometheus.io/port"
 
 
 @checks(StartedServer, "port-unreachable")
@@ -42,25 +42,25 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
     selector = _labels(document, "spec", "selector")
     if document.text("kind") != "Service" or not selector:
         return
-    chosen = [
-        each for each in context.manifests if selector.items() <= _labels(_pod_of(each), "metadata", "labels").items()
-    ]
+    pods = [each for each in context.manifests if _pod_of(each).list("spec", "containers")]
+    chosen = [each for each in pods if selector.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
     containers = _pod_of(chosen[0]).list("spec", "containers") if len(chosen) == 1 else []
     read_as = f"Kubernetes {chosen[0].text('kind')} {chosen[0].text('metadata', 'name')}".rstrip() if chosen else ""
     servers = [server for server in context.fleet if server.read_as == read_as]
-    ports = document.list("spec", "ports")
-    if len(servers) != 1 or len(containers) != 1 or not ports:
+    if len(servers) != 1 or len(containers) != 1 or flag_word(servers[0], "--config"):
         return
     named = [port for port in containers[0].list("ports") if port.text("name")]
     names = {port.text("name"): port.text("containerPort") for port in named}
-    targets = [names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")) for port in ports]
-    served = known_port(servers[0], context.parsed_args(servers[0]).args)
-    is_told = targets[0].isdecimal() and served.isdecimal() and flag_word(servers[0], "--config") is None
-    if served not in targets and is_told:
-        message = f"the Service forwards to port {targets[0]}, and the server listens on {served}"
-        yield finding(
-            "port-unreachable", document.source.place(ports[0].offset), message, f"write targetPort: {served}"
-        )
+    ports = [(port, port.text("targetPort") or port.text("port")) for port in document.list("spec", "ports")]
+    told = [(port.source.place(port.offset), names.get(target, target)) for port, target in ports]
+    served, targets = known_port(servers[0], context.parsed_args(servers[0]).args), {target for _, target in told}
+    marked = [each for owner in (document, _pod_of(chosen[0])) for each in owner.items("metadata", "annotations")]
+    scraped = [(each.source.place(each.offset), each.scalar or "") for key, each in marked if key == _SCRAPED]
+    for place, target in (*told, *scraped) if served.isdecimal() else ():
+        if target.isdecimal() and target != served:
+            message = f"port {target} is named, and the only server of these pods listens on {served}"
+            found = finding("port-unreachable", place, message, f"write {served}")
+            yield replace(found, severity="note") if served in targets else found
 
 
 @checks(Node, "port-unreachable")
@@ -137,7 +137,10 @@ def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tup
 def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """(node, what is wrong, what to write) for an autoscaler's workload that the linted manifests lack."""
     target, kind = scaler.get("spec", "scaleTargetRef", "name"), scaler.text("spec", "scaleTargetRef", "kind")
-    names = [each.text("metadata", "name") for each in manifests if each.text("kind") == (kind or "Deployment")]
+    made = {kind or "Deployment": "", "InferenceService": "-predictor"}  # the Deployment that KServe makes
+    names = [
+        f"{each.text('metadata', 'name')}{made[each.text('kind')]}" for each in manifests if each.text("kind") in made
+    ]
     if target is not None and names and not any(_may_equal(target.scalar or "", name) for name in names):
         yield target, f"none of these files has a {kind or 'Deployment'} called {target.scalar}", "write its name"
 

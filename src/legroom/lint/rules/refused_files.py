@@ -21,6 +21,7 @@ _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{(\w+):?-(""|'')\}""")
 _UNSET = re.compile(r"(?<!\$)\$\{?([A-Za-z_]\w*)(?:\}|(?![\w:?+-]))")
+_GUARDED = re.compile(r"\$\{(\w+):?[-+?]")
 _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 
 
@@ -32,7 +33,9 @@ def refused_fields(document: Node, context: Context) -> Findings:
         return
     by_kubernetes = _refused_by_kubernetes(document, context.platform_signs)
     for node, message, suggestion in (*by_kubernetes, *_refused_by_compose(document)):
-        yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
+        found = finding("manifest-refused", document.source.place(node.offset), message, suggestion)
+        is_patch = document.get("spec", "template") is not None and document.get("spec", "template", "metadata") is None
+        yield replace(found, severity="note") if is_patch else found
 
 
 def _refused_by_kubernetes(document: Node, platform_signs: frozenset[str]) -> Iterator[_Refusal]:
@@ -210,6 +213,7 @@ def unset_variables(document: Node, context: Context) -> Findings:
         command = service.get("command")
         text = document.source.text[command.offset : command.end] if command is not None and name in servers else ""
         used = {found[1] for found in _UNSET.finditer(text)} - (folder.named_variables if folder else set())
+        used -= set(_GUARDED.findall(text))
         if command is not None and used:
             message = f"no file here sets {', '.join(sorted(used))}: Compose puts nothing in its place"
             found = finding("env-meaning", document.source.place(command.offset), message, "write a default")
