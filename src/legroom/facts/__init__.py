@@ -11,7 +11,7 @@ DATA_FOLDER = Path(__file__).with_name("data")
 
 @cache
 def read_data(name: str) -> Any:
-    """The parsed JSON of `data/NAME`, in a wheel from a packed file; read by path, as importlib.resources is slow."""
+    """The parsed JSON file `name` of the folder `data` (in a wheel packed); by path, as importlib.resources is slow."""
     path = DATA_FOLDER / name
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
@@ -21,20 +21,20 @@ def read_data(name: str) -> Any:
 
 @cache
 def family_rows(name: str) -> dict[str, dict[str, Any]]:
-    """The rows of `data/NAME` by model family, where an alias has the row of its family."""
+    """The rows of the data file `name` by model family; an alias of a family has the same row."""
     rows: dict[str, dict[str, Any]] = read_data(name)["families"]
     return rows | {alias: rows[family] for alias, family in read_data(name)["aliases"].items()}
 
 
 @cache
 def pattern(name: str) -> re.Pattern[str]:
-    """The regular expression of `reading_patterns.json` with this name."""
+    """The compiled regular expression that `reading_patterns.json` holds under this name."""
     return re.compile(read_data("reading_patterns.json")["patterns"][name]["pattern"])
 
 
 @cache
 def read_texts(folder: Path) -> dict[str, str]:
-    """The text of each JSON file in a folder, by stem; a wheel has one file FOLDER.packed (`hatch_build.py`)."""
+    """The text of each JSON file in a folder, by name without `.json`; wheels pack each folder into one file."""
     packed = folder.with_name(f"{folder.name}.packed")
     if packed.exists():
         import bz2  # a wheel alone

@@ -74,13 +74,13 @@ class Anatomy:
 
 
 def adapts_embeddings_since(model_type: str) -> str | None:
-    """The first release with LoRA buffers for this family's embeddings and logits; None: for its layers only."""
+    """The first release with LoRA buffers for this family's embeddings and logits; None where no release has them."""
     since: dict[str, str] = read_data("anatomy.json")["lora_embeddings"]["since"]
     return since.get(model_type.removesuffix("_text"))
 
 
 def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
-    """The anatomy of a family, by its architecture or else by the model type of its language model."""
+    """The anatomy of a model family, found by the architecture's name, else by the language model's model type."""
     # `when` in a row: [config field, value, changes]; the last match wins.
     rows = family_rows("anatomy.json")
     base = model_type.removesuffix("_text")

@@ -50,8 +50,8 @@ class Bundled:
         }
 
     def with_words(self, words: Sequence[str]) -> "Bundled | None":
-        """The model, or None where a word is in neither its name nor its ids. Ids with all words come first, unless the
-        short name has them all."""
+        """The model if name and ids together contain all `words` (lower case), else None; ids that contain all of them
+        come first, unless the short name does."""
         named = [one for one in self.ids if all(word in one.lower() for word in words)]
         if not all(word in " ".join((self.name, *self.ids)).lower() for word in words):
             return None
@@ -78,7 +78,7 @@ def find(name: str) -> Bundled | None:
 
 
 def mirrored(name: str) -> Bundled | None:
-    """The bundled model that a mirror's Hub id copies (`unsloth/Llama-3.2-3B-Instruct`); None where unknown."""
+    """The bundled model that a known mirror's Hub id copies (`unsloth/Llama-3.2-3B-Instruct`); None for other ids."""
     owner, _, repo = name.strip().lower().partition("/")
     if owner not in _shared_values()["mirrors"] or not repo:
         return None
@@ -87,7 +87,7 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def derived(name: str) -> Bundled | None:
-    """The bundled model that the id or path of another checkpoint names, quantized as it says; None if unclear."""
+    """The bundled model that another checkpoint's id or path names, with the quantization named there; else None."""
     parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part] or [""]
     while len(parts) > 1 and _is_word("unnamed_folders", parts[-1]):
         parts.pop()
@@ -115,7 +115,7 @@ def derived(name: str) -> Bundled | None:
 
 
 def is_misspelt(name: str) -> bool:
-    """Whether a name without an owner begins as a known model's and goes on with a word that is no role or format."""
+    """Whether an id without owner starts like a known model's but has a word that is no role, format or part of it."""
     if "/" in name or (model := derived(name)) is None or not model.base:
         return False
     repo = _spelled(name.strip())
@@ -131,7 +131,7 @@ def is_misspelt(name: str) -> bool:
 
 
 def _scheme_in_name(name: str) -> Any:
-    """The quantization that a name states: a scheme of schemes.json, GGUF or mean bits, `unknown`, or None."""
+    """The quantization in a checkpoint's name: a key of schemes.json, a config section, `unknown`, or None for none."""
     bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
     if "gguf" in name or re.search(r":i?q\d", name):  # vLLM's REPO:Q4_K_M
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
@@ -143,14 +143,14 @@ def _scheme_in_name(name: str) -> Any:
 
 
 def named_scheme(name: str) -> dict[str, Any] | None:
-    """The `quantization_config` that a name stands for; None where it states none, or one that is not known."""
+    """The `quantization_config` that a checkpoint's name implies; None where it names no known scheme."""
     scheme = _scheme_in_name(name.lower())
     section = _shared_values()["schemes"].get(scheme) if isinstance(scheme, str) else scheme
     return _expand(section) if section else None
 
 
 def _key_in_name(repo: str) -> str | None:
-    """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
+    """The key of the bundled model whose words and sizes a name has, with no word of another model; else None."""
     repo, found = _spelled(repo), 0
     for pattern, base in _shared_values()["tuned_from"]:
         repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", base, repo, count=1)
@@ -175,14 +175,14 @@ def _key_in_name(repo: str) -> str | None:
 
 
 def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
-    """Whether the total size in a name is the bundled model's, rounded; active sizes (`A12B`) do not matter."""
+    """Whether the largest of these sizes (`30b`) is the model's parameter count, rounded; not `a3b`, active ones."""
     totals = (size for size in sizes if size[0].isdigit() and "x" not in size)
     total = max((float(size[:-1]) * {"b": 1e9, "m": 1e6}[size[-1]] for size in totals), default=0.0)
     return bool(abs(total / max(1, _entry_of_key(key).get("parameters", 0)) - 1) < _ROUNDING)
 
 
 def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
-    """Whether a name has a word of another architecture, or unless `is_sized` series, that the model's names lack."""
+    """Whether words of a name, missing in the model's own, stand for another model (or series, unless `is_sized`)."""
     own = {word for each in _names_of(key, _entry_of_key(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
     kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
@@ -190,7 +190,7 @@ def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
 
 
 def _is_word(kind: str, word: str) -> bool:
-    """Whether a word of a checkpoint's name matches the pattern `kind` of schemes.json, such as a role or a scheme."""
+    """Whether a word of a checkpoint's name matches the pattern under `kind` in schemes.json's `words`."""
     return bool(re.fullmatch(_shared_values()["words"][kind], word))
 
 
@@ -200,13 +200,13 @@ def _words(repo: str) -> list[str]:
 
 
 def _spelled(repo: str) -> str:
-    """A name in lower case with sizes and versions written alike: `30b-a3b` for `30ba3b`, `0.5b` for `05b`."""
+    """A name in lower case with one spelling of sizes and versions: `30b-a3b` for `30ba3b`, `0.5b` for `05b`."""
     text = re.sub(r"(?<=\d)_(?=\d)", ".", re.sub(r"(?<=\db)(?=a\d)", "-", repo.lower())).replace("_", "-")
     return re.sub(r"(?<![\d.])0(?=\d+[bm]\b)", "0.", text.removeprefix("meta-"))
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The known quantized checkpoints of a model, of a Hub id's own role (base or chat) only; empty if not bundled."""
+    """The known quantized checkpoints of a model, for a Hub id only those of its role (base or chat); () if unknown."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -223,7 +223,7 @@ def variants(name: str) -> tuple[Bundled, ...]:
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
-    """Smaller models of the same series, owner and role, the largest first (Llama-3.1-8B for 70B); empty if unknown."""
+    """Bundled models with the same series, owner and role but fewer parameters, the largest first; () if unknown."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -252,7 +252,7 @@ def hub_id_of(bundled: Bundled, name: str) -> str:
 
 
 def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
-    """Whether a quantized checkpoint is of this model, by its name: same start, no date, same role or `any_role`."""
+    """Whether a quantized checkpoint's name extends this one's, by no date, with the same role (or `any_role`)."""
     if not any_role and checkpoint_role(name) != checkpoint_role(quantized):
         return False
     wanted_words, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
@@ -274,7 +274,7 @@ def chat_checkpoint(name: str, hub_id: str) -> str:
 
 
 def _lineage(hub_id: str) -> tuple[str, list[str], str]:
-    """(owner, words of the name without sizes and roles, role): equal for models of one series."""
+    """(owner, words of the name without sizes and roles, role) of a Hub id; equal for all models of one series."""
     words = [word for word in _name_words(hub_id) if word not in _ROLES and not _SIZE.fullmatch(word)]
     return hub_id.partition("/")[0].lower(), words, checkpoint_role(hub_id)
 
@@ -297,7 +297,7 @@ def _name_words(name: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Short names of at most `limit` bundled models with the most similar names; empty where none is similar."""
+    """Short names of the bundled models with the most similar names, at most `limit`; empty if none is similar."""
     import difflib  # only on the way to an error message
 
     close: list[str] = []
@@ -312,8 +312,8 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def misspelling_of(name: str) -> str:
-    """The known Hub id that a Hub id misspells by a letter or two in one word of five or more, or the newest
-    of the ids that only a version such as `-v0.3` sets apart from it; empty for none."""
+    """The known Hub id of which one word of five or more letters is misspelt here; or, where only a version such as
+    `-v0.3` is missing, the newest of those ids; empty for neither."""
     import difflib  # only where a name is wrong
 
     versions = [known for known in _keys_by_name() if re.fullmatch(rf"{re.escape(name.lower())}-v0\.\d", known)]
@@ -332,12 +332,12 @@ def misspelling_of(name: str) -> str:
 
 @cache
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
-    """The pairs of adjacent characters in a name, to compare names by."""
+    """The pairs of adjacent characters in a name; two names are as similar as they share pairs."""
     return frozenset(itertools.pairwise(name))
 
 
 def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
-    """The config.json of a bundled model, with the differences of one `hub_id`."""
+    """The config.json of a bundled model, with what differs in the checkpoint `hub_id`."""
     entry = model.entry
     inherited = bundled_config(_bundled_of(model.base)) if model.base else {}
     config = overridden(inherited, _expand(entry.get("config", {})))
@@ -362,7 +362,7 @@ def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
 
 
 def _expand(value: Any) -> Any:
-    """A model file's value with its short forms of lists (`cycle`, `runs`, `names`) and maps (`each`) written out."""
+    """A value of a model's data file with the short forms `cycle`, `runs`, `names` and `each` written out."""
     if isinstance(value, Mapping):
         if "cycle" in value:
             return list(value["cycle"]) * value["times"] + list(value.get("then", ()))
@@ -379,7 +379,7 @@ def _expand(value: Any) -> Any:
 
 
 def _names(pattern: str | list[str]) -> Iterator[str]:
-    """The module names of `["model.layers.{}.mlp.gate", "3-60"]`, one per layer; a third item spans experts."""
+    """The names that `["model.layers.{}.mlp.gate", "3-60"]` stands for; each further item fills the next `{}`."""
     if isinstance(pattern, str):
         yield pattern
         return
@@ -422,7 +422,7 @@ def _entry_of_key(key: str) -> Mapping[str, Any]:
 
 @cache
 def _key_of_exact_name(wanted: str) -> str | None:
-    """The key of the entry with this name (`wanted` in lower case), found without the index; None without one."""
+    """The key of the model with exactly this lower-case name, found without building the index of all; else None."""
     quoted = f'"{wanted}"'
     for family, text in _texts().items():
         if quoted in text.lower():
@@ -445,7 +445,7 @@ def _shared_values() -> Mapping[str, Any]:
 
 @cache
 def _keys_by_name() -> dict[str, str]:
-    """Lower-case name -> key: Hub ids first, then repository names and short names."""
+    """Keys of bundled models by lower-case name: a Hub id, a repository's name or a short name."""
     index: dict[str, str] = {}
     for key, entry in _all_entries().items():
         for name in _names_of(key, entry):
@@ -460,7 +460,7 @@ def _keys_by_name() -> dict[str, str]:
 
 @cache
 def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
-    """(letters of a name without sizes, its sizes) -> key of the first bundled model so named, no quantized variant."""
+    """(a name's letters without its sizes, those sizes) -> key of the first such model that is no quantized variant."""
     index: dict[tuple[str, frozenset[str]], str] = {}
     for name, key in _keys_by_name().items():
         if "/" not in name and not {"base", "quantization"} <= _all_entries()[key].keys():
@@ -472,7 +472,7 @@ def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
 
 
 def _without_role(repo: str) -> str:
-    """A repository's name without its role: `llama-3.1-8b` for `llama-3.1-8b-instruct`."""
+    """A repository's name without its role such as `instruct`: `llama-3.1-8b` for `llama-3.1-8b-instruct`."""
     words = repo.split("-")
     while len(words) > 1 and words[-1] in _ROLES:
         words.pop()

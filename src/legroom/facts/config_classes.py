@@ -18,21 +18,21 @@ def _recorded_releases() -> tuple[str, ...]:
 
 @cache
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
-    """One part of the facts recorded from vLLM's code, of the newest recorded release up to this one; else empty."""
+    """The facts recorded under `part` for the newest recorded release up to this one; empty before the first one."""
     name = next((name for name in reversed(_recorded_releases()) if not release.before(name)), None)
     return _recorded_facts(name).get(part, {}) if name else {}
 
 
 @cache
 def _recorded_facts(name: str) -> Mapping[str, Any]:
-    """The facts of a recorded release; its file says how it differs from the next one, the newest one's is whole."""
+    """All facts of a recorded release; but for the newest, its file holds only what differs from the next release."""
     newer = _recorded_releases()[_recorded_releases().index(name) + 1 :]
     own: Mapping[str, Any] = read_data(f"vllm/{name}.json")
     return with_difference(_recorded_facts(newer[0]), own) if newer else own
 
 
 def with_difference(base: Mapping[str, Any], difference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The base without the keys that a difference lists in `without`, and with its values, merged map by map."""
+    """`base` with the values of `difference`, merged map by map, and without the keys listed in its `without`."""
     facts = {key: value for key, value in base.items() if key not in difference.get("without", ())}
     for key, value in difference.items():
         inside = isinstance(value, Mapping) and isinstance(facts.get(key), Mapping)
@@ -48,7 +48,7 @@ def is_recorded(release: Release) -> bool:
 
 @cache
 def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
-    """The bounds and choices that vLLM declares for the config field of a flag; empty where no class has the field."""
+    """The bounds and choices of a flag's field in vLLM's config classes; empty where no class has such a field."""
     classes = release_facts("config_fields", release)
     found = (fields[dest] for name, fields in classes.items() if name != "names" and dest in fields)
     return next(found, {})
@@ -56,19 +56,19 @@ def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
 
 @cache
 def known_names(kind: str, release: Release) -> tuple[str, ...]:
-    """Names that a release registers, of one kind (connectors, attention_backends ...); empty if not recorded."""
+    """What a release registers under `kind` (connectors, attention_backends ...), by name; empty if not recorded."""
     return tuple(release_facts("config_fields", release).get("names", {}).get(kind, ()))
 
 
 @cache
 def interfaces(architecture: str, release: Release) -> frozenset[str] | None:
-    """What a model class implements (pipeline_parallel, lora, mtp, ...); None where it is not known."""
+    """What an architecture's class supports (pipeline_parallel, lora, mtp ...); None where that was not recorded."""
     words = release_facts("model_interfaces", release).get(architecture)
     return None if words is None else frozenset(words.split())
 
 
 def accepted_quantizations(kind: str, release: Release) -> tuple[str, ...] | None:
-    """Values of --quantization that a kind of checkpoint accepts, () for every value; None where not known."""
+    """The --quantization values for checkpoints of a method (`kind`), () if all are accepted; None if not recorded."""
     row = release_facts("quantization_overrides", release).get(kind)
     return None if row is None else () if row["every_flag"] else tuple(row["flags"])
 
@@ -128,7 +128,7 @@ class BackendTable:
         return list(self._reasons_of_backend(backend, needs))
 
     def supports(self, name: str, feature: str) -> bool | None:
-        """Whether a backend has a feature on the card (`runs`: kernels for it); None where the facts do not say."""
+        """Whether a backend has this feature on the card (`runs`: kernels for it); None where that was not recorded."""
         value = self._value_for_card(self.facts["backends"][name][feature])
         return None if value is None else bool(value)
 
@@ -165,12 +165,12 @@ class BackendTable:
                 yield row["reason"]
 
     def _value_for_card(self, entry: Any) -> Any:
-        """The entry itself, or the value for this compute capability where the entry is grouped by capability."""
+        """The entry, or if it differs by compute capability its value for this card's."""
         return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
 
-    def _group_of_card(self, groups: list[list[Any]]) -> Any:
-        """The value of the row [compute capabilities, value] that lists this card's."""
-        return next(value for capabilities, value in groups if self.capability in capabilities)
+    def _group_of_card(self, rows: list[list[Any]]) -> Any:
+        """The value of the row (compute capabilities, value) that has this card's; StopIteration where none has."""
+        return next(value for capabilities, value in rows if self.capability in capabilities)
 
 
 @cache

@@ -24,7 +24,7 @@ def phase_title(phase: str | None, language: Language) -> str:
 
 
 def how_to_verify(kind: str, language: Language, cause: str = "", platform: str = "") -> str:
-    """What to check after a fix of this kind, or of this cause if it has a check of its own, by the platform's tool."""
+    """How to check that a fix of this kind helped (some causes have a check of their own), with the platform's tool."""
     texts = read_data("diagnosis_texts.json")
     how = str(texts["verify"][texts["verified_by"].get(cause, kind)][language])
     return re.sub(r"nvidia-smi [\w=., -]*\w", texts["card_tools"].get(platform, r"\g<0>"), how)
@@ -41,14 +41,14 @@ def other_engine_name(id_: str) -> str:
 
 
 def other_engine_text(id_: str, language: Language) -> str:
-    """A sentence for the log of an engine other than vLLM, by the id of its message."""
+    """The sentence that answers a log of another engine than vLLM; `id_`: the id of that engine's message."""
     return str(read_data("diagnosis_texts.json")["other_engines"][id_][language])
 
 
-def other_engine_meaning(id_: str, text: str) -> tuple[str, ...]:
-    """What the first known message of this engine in the log `text` means, as a tuple of one; empty without one."""
+def other_engine_meaning(id_: str, log: str) -> tuple[str, ...]:
+    """What the engine's first known message in this log means, as a tuple of one text; empty where it has none."""
     rows = read_data("diagnosis_texts.json")["other_engines"][id_].get("messages", ())
-    return tuple(meaning for words, meaning in rows if compiled(words).search(text))[:1]
+    return tuple(meaning for words, meaning in rows if compiled(words).search(log))[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ class Lookalike:
 
 @cache
 def lookalikes() -> tuple[Lookalike, ...]:
-    """Every lookalike; of two that the same line proves, the more specific one comes first."""
+    """Every kind of failure that only looks like a memory failure; the more specific comes before the general."""
     return tuple(record_from_json(Lookalike, row) for row in read_data("lookalikes.json")["rows"])
 
 
 def package_of(module: str) -> str:
-    """The package to install for a Python module, by default the name before the first dot with hyphens."""
+    """The package to install for a Python module: a known other name, else the module's first part with hyphens."""
     names = read_data("lookalikes.json")["packages"]["names"]
     parts = module.split(".")
     for length in range(len(parts), 0, -1):

@@ -60,14 +60,14 @@ def bands() -> dict[str, Any]:
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """How many known starts have this value of the property `kind` (card ...): (measured, those and published ones)."""
+    """How many known starts have this property, such as ("card", "hopper"): (measured, measured and published)."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 
 
 @cache
 def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """(the kind of evidence for a deployment, of KINDS; its properties that fewer than ten known starts have)."""
+    """(the kind of evidence for such deployments, one of KINDS; their properties that few known starts have)."""
     few = bands()["few"]
     machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
     rare = tuple(each for each in properties if known_starts(*each)[1] < few)
@@ -81,7 +81,7 @@ with an encoder or a draft, on memory that CPU and GPU share, on cards of other 
 
 
 def kind_unmeasured(properties: Properties) -> str:
-    """`shared`, `other`, `text` or `encoder`: the kind of evidence for a deployment that was never measured."""
+    """The evidence where no such start was measured: `shared` memory, `other` cards, `text` or `encoder` models."""
     of = dict(properties)
     if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
         return "shared" if of.get("memory") == "shared" else "other"
@@ -89,19 +89,19 @@ def kind_unmeasured(properties: Properties) -> str:
 
 
 def num_starts_as_known(properties: Properties) -> int:
-    """How many real starts, measured or published, set the error band of deployments with these properties."""
+    """How many known starts, measured or published, the error band of deployments with these properties rests on."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]
 
 
 def own_error(figure: str, scale: float) -> float:
-    """The usual error in bytes of the figure of this name: `scale`, its rule's own estimate, times a fitted factor."""
+    """The usual error in bytes of a figure: `scale`, its own error by its rule, times the factor fitted for it."""
     return float(bands()["laws"][figure]["own"] * scale)
 
 
 def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
-    """Bytes from the figure of this name to each end of its 90 % error band; `own_error`: its usual one, 0: no band."""
+    """Bytes from a figure to either end of its 90 % error band; `own_error`: its usual error (0: it has no band)."""
     kind, rare = evidence(properties)
     of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
     return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0
@@ -114,7 +114,7 @@ def weights_rows() -> Mapping[str, BandRow]:
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """(error band, whether it is the class's own and not a parent's) of a class such as (quantized, awq, text)."""
+    """(error band of the class `path`, such as (quantized, awq, text); False where it is a parent's, not its own)."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:
@@ -125,7 +125,7 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
 def weights_band(
     rows: Mapping[str, BandRow], path: Sequence[str], weights_bytes: int, total_bytes: int
 ) -> tuple[int, int]:
-    """Bytes (below, above) the weights in the 90 % band of the class `path`; wider for a class without measurements."""
+    """Bytes (below, above) the weights in the 90 % band of the class `path`; wider where none was measured."""
     row, seen = row_at(rows, path)
     if seen:
         most = row.most * total_bytes

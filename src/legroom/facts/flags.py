@@ -62,12 +62,12 @@ class FlagAdvice:
 
 
 def _is_in_spans(spans: list[list[int]], release: Release) -> bool:
-    """Whether a span of release indexes, both ends included, holds the release."""
+    """Whether the release's index lies in one of these [first, last] spans, ends included."""
     return any(first <= release.index <= last for first, last in spans)
 
 
 def _value_at(ranges: list[list[Any]], release: Release) -> Any:
-    """The value in the row (first release index, last, value) that the release is in; None where it is in none."""
+    """The value of the row [first, last, value] whose release indexes include the release's; None without one."""
     return next((value for first, last, value in ranges if first <= release.index <= last), None)
 
 
@@ -76,7 +76,7 @@ _shared_flag = cache(Flag)  # One object for all releases in which a flag is the
 
 @lru_cache(maxsize=32)
 def flags_of(release: Release) -> dict[str, Flag]:
-    """Every flag that a release's server accepts, by its long name and by each short name."""
+    """Every flag that a release's server accepts, by long and by short name."""
     table: dict[str, Flag] = {}
     for name, entry in read_data("flags.json")["flags"].items():
         if not _is_in_spans(entry["in"], release):
@@ -122,7 +122,7 @@ def flags_ever() -> dict[str, Flag]:
 
 
 def flags_changing(part: str) -> frozenset[str]:
-    """Flags, by Python name, that change the measured `weights`, `peak` or `pool` of a server."""
+    """The flags, by Python name, that change a server's measured memory `part`: `weights`, `peak` or `pool`."""
     return frozenset(read_data("flag_companions.json")["changes"][part])
 
 
@@ -137,7 +137,7 @@ def dest_name(flag: str) -> str:
 
 
 def default(name: str, release: Release) -> Any:
-    """The declared default of a flag; None where it is None, computed (`vllm.resolve`), or the flag is not there."""
+    """A flag's declared default; None also where vLLM computes it (`vllm.resolve`) or the release lacks the flag."""
     return _value_at(read_data("defaults.json")["defaults"].get(name, []), release)
 
 
@@ -183,7 +183,7 @@ def is_read_by_plugin(name: str) -> bool:
 
 
 def companion_of(names: frozenset[str]) -> str:
-    """The first program run in place of `vllm serve` that adds one of these flags; empty where none does."""
+    """The program, run in place of `vllm serve`, that has one of these flags; empty where none has."""
     programs = read_data("companion_flags.json")["programs"]
     return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 

@@ -68,7 +68,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def _read_scalar(file: BinaryIO, form: str) -> Any:
-    """The next value in the `struct` format `form`, little-endian."""
+    """The next little-endian value of the file in `struct`'s format `form`."""
     return struct.unpack(form, file.read(struct.calcsize(form)))[0]
 
 
@@ -84,7 +84,7 @@ def _read_string(file: BinaryIO) -> str:
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:
-    """The next metadata value of GGUF type `kind`, of a long array its length; struct.error or OverflowError if bad."""
+    """The next metadata value of GGUF type `kind`, a long array as its length; struct.error or OverflowError if bad."""
     if kind == _STRING:
         return _read_string(file)
     if kind == _ARRAY:
@@ -107,7 +107,7 @@ def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict
     architecture, model_type = _ARCHITECTURES.get(short, (short, short))
 
     def field(key: str) -> Any:
-        """The architecture's metadata at a key; None without it."""
+        """The metadata value that is stored under the architecture's name and this key; None without one."""
         return metadata.get(f"{short}.{key}")
 
     embedding = tensors.get("token_embd.weight")
@@ -137,7 +137,7 @@ def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict
 
 
 def _dominant_quantization(tensors: Tensors) -> dict[str, Any] | None:
-    """The quantization_config of the type that most bytes of the tensors have; None where that is not quantized."""
+    """The quantization_config for the GGUF type that most tensor bytes have; None where that is unquantized."""
     sums: Counter[str] = Counter()
     for kind, _, size in tensors.values():
         sums[kind] += size

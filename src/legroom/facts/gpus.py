@@ -86,7 +86,7 @@ class Gpu:
             object.__setattr__(self, name, getattr(self, name) or self.total_bytes)
 
     def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
-        """The entry of `legroom gpus --json`; `spellings` are other names of the card."""
+        """The entry of `legroom gpus --json`; `spellings`: the card's other names."""
         known = any(self.compute_capability)
         return {
             "name": self.name,
@@ -133,13 +133,13 @@ def gpu(name: str) -> Gpu:
 
 
 def other_platform(text: str) -> str:
-    """The accelerator of a vLLM hardware plugin that a card's name, an image or a resource names; else empty."""
+    """The accelerator, run by a vLLM hardware plugin, that a card, image or resource name contains; else empty."""
     named = read_data("gpus.json")["other_platforms"].items()
     return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 
 
 def unmodelled_platform(name: str) -> LegroomError:
-    """The refusal to plan for accelerators whose memory vLLM accounts for in its own plugin."""
+    """The LegroomError that legroom plans nothing for `name`, as its plugin accounts for memory in its own way."""
     return LegroomError(
         f"vLLM runs on {name} with other memory accounting; legroom does not model it",
         "legroom plans NVIDIA, AMD and Intel GPUs; `legroom diagnose` reads logs of any platform",
@@ -147,7 +147,7 @@ def unmodelled_platform(name: str) -> LegroomError:
 
 
 def with_total(card: Gpu, total_bytes: int) -> Gpu:
-    """The same card with the total that the user's own machine reports."""
+    """The card with `total_bytes` of memory, as the user's machine reports it."""
     _check_size(total_bytes, gib(total_bytes))
     totals: dict[str, Any] = dict.fromkeys(("total_bytes", "total_low_bytes", "total_high_bytes"), total_bytes)
     return replace(card, **totals, total_source="given", note="", larger="")  # the note explained the assumed size
@@ -176,7 +176,7 @@ def nearest_gpus(name: str) -> tuple[str, ...]:
 
 
 def _exactly_named(name: str) -> Gpu | None:
-    """The card whose name or alias is exactly this, in any case; None otherwise. Builds no index of all spellings."""
+    """The card with exactly this name or alias, in any case, else None; much faster than `_find_gpu`."""
     wanted = name.strip().lower()
     known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in read_data("gpus.json")["gpus"]:
@@ -214,7 +214,7 @@ def _normalized_name(name: str) -> str:
 
 
 def _card_of_size(text: str) -> Gpu:
-    """A GPU given by its memory, such as 24GiB: the only card that reports this total, else an unnamed one."""
+    """The card of a size such as 24GiB: the one model that reports this total, else a card without a name."""
     total_bytes = parse_bytes(text, "GPU memory")
     _check_size(total_bytes, text)
     note = ""
@@ -236,7 +236,7 @@ def _check_size(total_bytes: int, text: str) -> None:
 
 @lru_cache(maxsize=1)
 def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
-    """Normalized name -> (the card's entry, and of an ambiguous name the note and the larger card, else empty)."""
+    """Normalized name -> (entry of gpus.json, note, larger card's name), the last two empty if one card is so named."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
     by_name = {entry["name"]: entry for entry in read_data("gpus.json")["gpus"]}
     for entry in by_name.values():
@@ -248,7 +248,7 @@ def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
 
 
 def _gpu_of_entry(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
-    """The Gpu of an entry in gpus.json; `note` and `larger` are those of an ambiguous name."""
+    """The Gpu of an entry of gpus.json; `note` and `larger` (a card's name) only where two cards share the name."""
     major, minor = entry["compute_capability"]
     return Gpu(
         name=entry["name"],
@@ -299,7 +299,7 @@ _NAMING_KINDS = ("product", "instance_type", "memory_mib")
 
 
 def gpu_of_labels(labels: Mapping[str, str]) -> str:
-    """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
+    """The `--gpu` name of the card that a Kubernetes node's labels state; empty where they state none."""
     data = read_data("node_labels.json")
     profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
     values = {kind: [labels.get(row["label"], "") for row in data[kind]] for kind in _NAMING_KINDS}
@@ -309,7 +309,7 @@ def gpu_of_labels(labels: Mapping[str, str]) -> str:
 
 
 def gpu_of_resource(resource: str) -> str:
-    """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb` (the smaller of two cards); empty otherwise."""
+    """The `--gpu` name of a MIG resource such as `nvidia.com/mig-3g.40gb` (the smaller card, of two); else empty."""
     profile = _MIG_RESOURCE.fullmatch(resource)
     return read_data("node_labels.json")["mig_resource_cards"].get(profile[1], "") if profile else ""
 
@@ -328,7 +328,7 @@ def naming_labels() -> tuple[str, ...]:
 
 
 def _gpu_of_product(value: str, profile: str) -> str:
-    """The GPU that a product label's value names, with its MIG profile where given; empty where unknown."""
+    """The `--gpu` name for the value of a product label and of its MIG profile label, if any; empty if unknown."""
     if not value:
         return ""
     known = read_data("node_labels.json")["products"].get(value, "")
@@ -353,7 +353,7 @@ def gpus_of_instances(text: str) -> set[str]:
 
 @cache
 def _instances() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """(GPU, pattern of the instance types that have it, as whole words) of every cloud."""
+    """(`--gpu` name, pattern of the instance types with that card, as whole words) for every cloud."""
     rows = read_data("node_labels.json")["instances"]
     return tuple((row["gpu"], re.compile(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])")) for row in rows)
 

@@ -49,7 +49,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def config_of_folder(folder: Path) -> dict[str, Any]:
-    """A folder's config.json (or params.json) with its quantization file merged in; LegroomError without one."""
+    """A folder's config.json (else params.json), with its quantization file merged in; LegroomError for neither."""
     path = folder / "config.json"
     if path.is_file():
         config = read_json_object(path)
@@ -67,7 +67,7 @@ def config_of_folder(folder: Path) -> dict[str, Any]:
 
 
 def with_quantization_file(config: dict[str, Any], name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with a quantization file's content where it has no quantization_config of its own."""
+    """The config with the content of its quantization file (`name`), unless it has a quantization_config of its own."""
     if config.get("quantization_config") or config.get("compression_config"):
         return config
     method = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}[name]
@@ -132,7 +132,7 @@ def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_bytes(folder: Path) -> int | None:
-    """Total tensor bytes of the safetensors files that vLLM loads from a folder; None where it has no whole set."""
+    """Tensor bytes of the safetensors files that vLLM would load from a folder; None where files are missing."""
     return sum(map(_file_tensor_bytes, files)) if (files := _checkpoint_files(folder)) else None
 
 
@@ -156,7 +156,7 @@ def _file_tensor_bytes(path: Path) -> int:
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The files of the index, [] if one is missing; without an index all but consolidated ones and adapters."""
+    """The files of the index, [] if one is missing; without an index all but `consolidated` and `adapter_` ones."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -179,7 +179,7 @@ class HubAnswer:
 
 
 def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubAnswer:
-    """The config of a Hub model; from the cache where `offline` or the Hub is unreachable. LegroomError without one."""
+    """A Hub model's config and size, from the cache if `offline` or the Hub is down; LegroomError without a config."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     files = _RepoFiles(repo, revision, offline)
     try:
@@ -246,7 +246,7 @@ class _RepoFiles:
             return None  # a plan does not need it
 
     def _download(self, filename: str) -> Path | None:
-        """A file's path in the Hub cache, downloaded unless offline; None where there is none, or the Hub's error."""
+        """A file's path in the Hub cache, downloaded unless offline; None if there is none; raises the Hub's errors."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 

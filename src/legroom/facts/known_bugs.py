@@ -47,7 +47,7 @@ class KnownBug:
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
-        """Whether the bug may stop a start-up that has enough memory, with these ServeArgs and interconnect."""
+        """Whether the bug may end a start that has enough memory, with these ServeArgs and this GPU interconnect."""
         if self.start is None or self._is_worked_around(args):
             return False
         wanted = dict(self.start)
@@ -57,7 +57,7 @@ class KnownBug:
         )
 
     def _is_worked_around(self, args: Any) -> bool:
-        """Whether all flags and variables of the workaround are given; a smaller gpu_memory_utilization will do."""
+        """Whether these ServeArgs have all of the workaround's flags and variables, or a still smaller utilization."""
         given = {name: getattr(args, name, None) for name in self.flags}
         share = given.get("gpu_memory_utilization")
         if share is not None and share <= self.flags["gpu_memory_utilization"]:
@@ -95,9 +95,9 @@ def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownB
     )
 
 
-def _matches_setting(value: Any, wanted: str) -> bool:
-    """Whether a flag's value meets a condition such as `on`, `not off`, `set` or `above 1`, or contains the text."""
+def _matches_setting(value: Any, condition: str) -> bool:
+    """Whether a flag's value meets a condition (`on`, `off`, `not off`, `set`, `above 1`) or contains its text."""
     known = {"on": value is True, "not on": value is not True, "not off": value is not False, "set": value is not None}
-    if wanted.startswith("above "):
-        return isinstance(value, int) and value > int(wanted.removeprefix("above "))
-    return known.get(wanted, value is not None and wanted in str(value))
+    if condition.startswith("above "):
+        return isinstance(value, int) and value > int(condition.removeprefix("above "))
+    return known.get(condition, value is not None and condition in str(value))

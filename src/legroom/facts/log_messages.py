@@ -19,7 +19,7 @@ _UNITS = {"bytes": 1, "B": 1, "kB": 1 << 10} | {
 
 
 def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
-    """Matched groups as numbers by the suffix of their names (`x_gib`, `x_size` become `x_bytes`), others as text."""
+    """Named groups of a match: `x_gib` and `x_size` as `x_bytes`, `_count` and `_ratio` as numbers, others as text."""
     values: dict[str, Value] = {}
     for name, text in groups.items():
         stem, _, unit = name.rpartition("_")
@@ -102,24 +102,24 @@ def message_patterns() -> tuple[MessagePattern, ...]:
 
 
 def message_group(name: str) -> tuple[str, ...]:
-    """Ids of the messages that stand for the same thing in a diagnosis: `refusal`, `shortage` ..."""
+    """Ids of the messages that a diagnosis treats alike, by the group's name in evidence.json, such as `refusal`."""
     return tuple(read_data("evidence.json")["groups"][name])
 
 
 @cache
 def covered_messages() -> Mapping[str, tuple[str, ...]]:
-    """Ids of messages that say less than another of the same line, by the other's id."""
+    """By a message's id, the ids of those to ignore where it stands in the same line, as they say less."""
     return {strong: tuple(weaker) for strong, weaker in read_data("evidence.json")["covered"].items()}
 
 
 @cache
 def message_openings() -> tuple[str, ...]:
-    """How the errors that decide a diagnosis begin, with `#` in place of every number."""
+    """The beginnings of the error messages that decide a diagnosis, with `#` for every number."""
     return tuple(read_data("evidence.json")["openings"])
 
 
 def engine_files(generation: str) -> frozenset[str]:
-    """The files of vLLM's V0 or V1 engine that write log lines."""
+    """The names of the source files from which vLLM's V0 or V1 engine (`generation`) logs."""
     return frozenset(read_data("evidence.json")["engine_files"][generation])
 
 
@@ -138,11 +138,11 @@ class Launcher:
     """Whether it starts vLLM's own server in a container, with vLLM's own flags."""
 
     def lacks(self, settings: Mapping[str, object]) -> bool:
-        """Whether there is one of these settings (but `model`) that it cannot take."""
+        """Whether this program cannot take some of these settings (by vLLM's Python names; `model` is always taken)."""
         return self.has_no_others and not settings.keys() - {"model"} <= self.names.keys()
 
     def words(self, settings: Mapping[str, object]) -> str:
-        """vLLM's settings, by Python name, written as this program takes them."""
+        """The settings (vLLM's Python name -> value) written as flags or arguments of this program."""
         forms = (
             self.names.get(name, self.setting)
             .format(name=name, value=json.dumps(value) if "{{" in self.setting else value, flag=name.replace("_", "-"))
@@ -155,7 +155,7 @@ class Launcher:
 
 
 def launcher_in(text: str) -> Launcher | None:
-    """The first known program whose command or call occurs in the text; None for `vllm serve` and its modules."""
+    """The first program or library known to start vLLM whose call is in the text; None for `vllm serve` itself."""
     rows = read_data("trainers.json")["launchers"]
     if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
         rows = [row for row in rows if row.get("is_of_image")]
@@ -167,6 +167,6 @@ def launcher_in(text: str) -> Launcher | None:
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:
-    """The row of trainers.json for the framework that a log line names: how it sets vLLM's memory; None for none."""
+    """How the training framework that a log line names sets vLLM's memory (a row of trainers.json); None for none."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
     return next((row for row in rows if row["mark"] in text), None)

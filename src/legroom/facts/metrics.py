@@ -40,7 +40,7 @@ class Metric:
 
     @property
     def series(self) -> str:
-        """The name to write in a query: with a counter's `_total`, without a histogram's `_bucket`."""
+        """The series name to use in PromQL: a counter's with `_total`, a histogram's without `_bucket`."""
         return _series_name(self.name, self.type)
 
 
@@ -140,7 +140,7 @@ def type_of(series: str) -> MetricType | None:
 
 @cache
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
-    """The ranges of releases with a series, (first, last) each; empty for an unknown name."""
+    """(first, last) release of each range of releases that expose the series; empty for an unknown name."""
     spans = sorted(span for name, entry in _exposed_entries() if name == series for span in entry["in"])
     joined: list[tuple[int, int]] = []
     for first, last in spans:
@@ -159,7 +159,7 @@ def roles() -> dict[str, tuple[str, ...]]:
 
 
 def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
-    """The series that has a role (such as `kv_use`) in a release; None where the release lacks or hides it."""
+    """The series for a role of metric_roles.json (such as `kv_use`); None where the release lacks or hides it."""
     by_name = {metric.name: metric for metric in metrics_of(release, engine) if not metric.hidden}
     return next((by_name[name].series for name in roles()[role] if name in by_name), None)
 
@@ -197,7 +197,7 @@ def is_shown_by_companion(series: str) -> bool:
 
 
 def ratio_instead(name: str, release: Release) -> str:
-    """The PromQL quotient of two counters that replaces a gauge; empty where the release has no such counters."""
+    """The PromQL quotient of two counters that takes the place of a gauge; "" where the release lacks the counters."""
     colon = re.sub(r"^vllm[_.:]+", "vllm:", name)
     parts = read_data("metric_roles.json")["ratios"].get(colon, ())
     if not parts or not exposed_names(release).issuperset(parts):
@@ -206,8 +206,8 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one, and
-    for a metric that the release has. `engine` as in `metrics_of`."""
+    """The series to use for a name that the release lacks: its new name, else the most similar; None without one, and
+    where the release has the name itself. `engine`: as in `metrics_of`."""
     known = exposed_names(release, engine)
     if name in known:
         return None
@@ -235,7 +235,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """What the release calls a metric of another one, with its suffix `ending` if `known` has that; None if lacking."""
+    """The release's series for what `name` measures, with its suffix `ending` if `known` has that; None without one."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

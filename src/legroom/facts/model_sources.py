@@ -38,7 +38,8 @@ def load(
     offline: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model of a name or path, else LegroomError; `overrides` change its config, `offline` None: HF_HUB_OFFLINE."""
+    """The model of a bundled name, Hub id or path, its config changed by `overrides`; LegroomError if not found.
+    `offline`: ask no Hub; None: as HF_HUB_OFFLINE says."""
     text = name_or_path.strip()
     if not text:
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
@@ -73,7 +74,7 @@ def load(
 
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
-    """A bundled entry as a `Model`, under the given Hub id, its config changed by `overrides`."""
+    """The `Model` of a bundled entry, named `name` if given, its config changed by `overrides`."""
     hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
 
     def build() -> Model:
@@ -86,7 +87,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """A bundled model under another checkpoint's name; where quantized, with the usual list of unquantized modules."""
+    """A bundled model under the mirror's name; if quantized, its unquantized modules are those usual for the method."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -94,7 +95,7 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 
 
 def stored_as_named(model: Model) -> Model:
-    """The model, quantized as its name says where its config does not; the weights' error band then covers both."""
+    """The model, quantized as its name says if its config is silent; its weights' error band then covers both cases."""
     scheme, name = model.quantization, model.name.lower()
     if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
         return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))
@@ -104,7 +105,7 @@ def stored_as_named(model: Model) -> Model:
 
 
 def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
-    """The model with the usual list of unquantized modules in the place of one that was not read."""
+    """The model with this scheme and, as its own list was not read, the usual list of unquantized modules."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
         has_experts = any(isinstance(layer.feedforward, Experts) for layer in model.layers)
         ignored = ["lm_head", LINEAR_ATTENTION] if has_experts else ["lm_head"]
@@ -162,13 +163,13 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
 
 
 def _refuse_search_words(text: str) -> None:
-    """LegroomError for words with a space between them: no id of the Hub has one, so no command could be written."""
+    """Raises LegroomError for a text with spaces, which is no Hub id: no command could be written for it."""
     if " " in text and "/" not in text:
         raise _unknown_model_error(text, "is no model id: it has a space")
 
 
 def _refuse_misspelt(text: str) -> None:
-    """LegroomError for a known model's name with a word that no checkpoint of it has: vLLM would not find it."""
+    """Raises LegroomError for an id that differs from a known model's by an unknown word: vLLM would not find it."""
     if is_misspelt(text):
         error = _unknown_model_error(text, "is neither a bundled model, a path, nor a Hub id (owner/name)")
         error.hint += f"; if it is a folder on the server: ./{text}"
@@ -176,7 +177,7 @@ def _refuse_misspelt(text: str) -> None:
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:
-    """The error to raise, with the nearest bundled models as its hint."""
+    """The LegroomError that no model of this name was found, for the reason `why`; its hint names similar ones."""
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
     hint = _nearest_hint(name) or "pass a Hub id, a folder with a config.json, or a config.json"

@@ -41,13 +41,13 @@ def builds() -> tuple[Build, ...]:
     return tuple(Build(row["since"], row["cuda"], tuple(row["capabilities"])) for row in rows)
 
 
-def build_of(known: Release) -> Build:
+def build_of(release: Release) -> Build:
     """The CUDA version and compute capabilities of a release's default wheel."""
-    return next((build for build in reversed(builds()) if known.at_least(build.since)), builds()[0])
+    return next((build for build in reversed(builds()) if release.at_least(build.since)), builds()[0])
 
 
 def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] | None:
-    """(newest build that runs on a GPU, the next one, which does not, or None); None where no build runs on it."""
+    """(newest build with kernels for a card, the next one, or None if it is the last); None where no build has any."""
     pairs = zip(builds(), (*builds()[1:], None), strict=True)
     return next((pair for pair in reversed(list(pairs)) if pair[0].has_kernels_for(capability)), None)
 
@@ -58,14 +58,14 @@ def first_build_with(capability: tuple[int, int]) -> Build | None:
 
 
 def driver_is_older(driver: str, than: str) -> bool:
-    """Whether one driver version is lower than another, compared part by part as numbers."""
+    """Whether NVIDIA driver version `driver` is lower than `than`, compared part by part as numbers."""
     numbers = [[int(part) for part in version.split(".") if part.isdigit()] for version in (driver, than)]
     return numbers[0] < numbers[1]
 
 
-def newest_build_for_driver(driver: str, known: Release) -> Build | None:
-    """The newest build up to a release whose CUDA version a driver runs; None where it runs none."""
-    older = [build for build in builds() if not known_release(build.since).after(known.version)]
+def newest_build_for_driver(driver: str, release: Release) -> Build | None:
+    """The newest build, up to this release, whose CUDA version the NVIDIA driver runs; None where it runs none."""
+    older = [build for build in builds() if not known_release(build.since).after(release.version)]
     fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
     return fits[-1] if fits else None
 
@@ -93,13 +93,13 @@ class QuantizationMethod:
 
 
 def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
-    """The last of rows [first release, ...] that applies to a release; None where all begin later."""
+    """The last of the rows [first release, ...] that begins at or before the release; None where none does."""
     begun = [row for row in rows if release.at_least(row[0])]
     return begun[-1] if begun else None
 
 
 def quantization_method(name: str, release: Release) -> QuantizationMethod | None:
-    """A method as the release has it; None where it has none of that name."""
+    """The release's facts on the quantization method of this name; None where it has no such method."""
     row = _row_of_release(read_data("quantization_methods.json")["methods"].get(name, ()), release)
     return None if row is None or row[1] is None else QuantizationMethod(name, row[1], tuple(row[2]), row[3])
 
@@ -111,7 +111,7 @@ def quantization_methods(release: Release) -> tuple[str, ...]:
 
 
 def plugin_of(name: str, release: Release) -> str | None:
-    """The package that now provides a method which earlier releases had built in; None where there is none."""
+    """The package that provides a quantization method which vLLM has dropped by this release; None if there is none."""
     since, package = read_data("quantization_methods.json")["plugins"].get(name, (None, ""))
     return str(package) if since and release.at_least(since) else None
 
@@ -123,13 +123,13 @@ def is_deprecated(name: str, release: Release) -> bool:
 
 
 def amd_methods(release: Release) -> tuple[str, ...] | None:
-    """The methods that run on AMD cards; None where the release does not check."""
+    """The quantization methods that the release allows on AMD cards; None where it allows all."""
     row = _row_of_release(read_data("quantization_methods.json")["amd"], release)
     return tuple(row[1]) if row else None
 
 
 def scheme_capability(scheme: str, release: Release) -> int | None:
-    """Ten times the lowest compute capability for a compressed-tensors scheme; None where the release lacks it."""
+    """The least compute capability (75 for 7.5) for a compressed-tensors scheme; None where the release lacks it."""
     row = _row_of_release(read_data("quantization_methods.json")["schemes"][scheme], release)
     return int(row[1]) if row else None
 
@@ -156,7 +156,7 @@ class SleepRules:
 
 
 def sleep_rules(release: Release) -> SleepRules | None:
-    """What leaves the card during sleep in a release; None where it has no sleep mode."""
+    """Which memory a release frees in sleep mode and which it keeps; None where it has no sleep mode."""
     data = read_data("sleep.json")
     if release.before(first_release_with_sleep()):
         return None

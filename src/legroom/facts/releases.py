@@ -10,13 +10,13 @@ from legroom.records import dataclass
 
 @cache
 def first_release(architecture: str) -> str | None:
-    """The release that first lists an architecture; None where the first known release has it or none does."""
+    """The release that added an architecture; None if the first known release has it or no release does."""
     since = read_data("architecture_releases.json")["since"]
     return next((version for version, names in since.items() if architecture in names), None)
 
 
 def newest_on(day: str) -> str | None:
-    """The newest release on a day (`2025-09-30`); None outside the range of dated releases."""
+    """The newest release out on a day (`2025-09-30`); None for a day before the first or after the last dated one."""
     dates = read_data("release_dates.json")["dates"]
     if day > max(dates.values()):
         return None
@@ -38,7 +38,7 @@ _Key = tuple[tuple[int, ...], int, int, int]
 
 @lru_cache(maxsize=512)
 def _sort_key(version: str) -> _Key:
-    """A sort key: dev < rc < final < post, dev builds of one version equal; LegroomError for no version."""
+    """A sort key for versions: dev < rc < final < post; LegroomError where the text is no version."""
     parsed = _VERSION.fullmatch(version.strip().lower())
     if parsed is None:
         shown = version if len(version) <= 40 else version[:40] + "..."
@@ -106,17 +106,17 @@ def latest() -> Release:
 
 
 def earlier_release(release: Release) -> str | None:
-    """The last release of the previous minor version (0.12.0 for 0.13.1); None where there is none."""
+    """The last release of the previous minor version (0.12.0 for 0.13.1); None where no such release is known."""
     minor = _sort_key(release.version)[0][:2]
     older = [name for name in known_releases() if _sort_key(name)[0][:2] < minor]
     return older[-1] if older else None
 
 
-def successor(known: Release) -> Release | None:
-    """The next release, for a version string between two known releases; None for an exactly known release."""
+def successor(release: Release) -> Release | None:
+    """The next known release after a version that lies between two; None where the version itself is known."""
     releases = known_releases()
-    after = known.index + 1
-    return Release(releases[after], known.requested) if known.note and after < len(releases) else None
+    after = release.index + 1
+    return Release(releases[after], release.requested) if release.note and after < len(releases) else None
 
 
 def _known_range_hint() -> str:
@@ -165,7 +165,7 @@ _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 @lru_cache(maxsize=512)
 def logged_release(version: str) -> Release:
-    """The release that a log line names, never an error: the newest without a number, the oldest for one before it."""
+    """The release that a log line prints, never an error: the newest if it is no number, the oldest if before all."""
     requested = version.strip()[:60]
     leading = _LEADING_NUMBERS.match(requested.lower())
     known = known_releases()

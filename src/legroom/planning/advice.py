@@ -36,8 +36,8 @@ KeptFlags = frozenset[str]
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with flag changes that make it fit, if it does not. `keep`: flags, by dest, not to change; `enough`:
-    stop trying single changes once so many fit, and add no note on more GPUs."""
+    """The plan, if it does not fit, with flag changes that make it fit. `keep`: flags (dest) not to change; `enough`:
+    stop after so many fitting single changes, and add no note on more GPUs."""
     # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
@@ -60,12 +60,12 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 
 
 def with_longer_context_first(advised: Plan) -> Plan:
-    """The plan with advice that shortens a given max_model_len last. Where the best advice shortens the context, one
-    that allows at least twice its length is added, even if it is tight."""
+    """The plan's advice with cuts of a given max_model_len last; if the first still cuts it, advice that allows at
+    least twice that length is added, even if it is tight."""
     if advised.args.max_model_len is not None:
 
         def rank(each: Advice) -> int:
-            """The loss rank, with a cut max_model_len after what keeps the checkpoint."""
+            """The loss rank; a cut of the given max_model_len counts more than any loss that keeps the checkpoint."""
             return max(_loss_rank(each), _COST_OF_CUT_LENGTH if "max_model_len" in each.flags else 0)
 
         advised = replace(advised, advice=tuple(sorted(advised.advice, key=rank)))
@@ -87,8 +87,8 @@ def with_longer_context_first(advised: Plan) -> Plan:
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
-    """The plan with single changes of flags, tried until `enough` cheap ones fit; `advised` stays False where only a
-    search helps or time ran out."""
+    """The plan with single flag changes that help, tried until `enough` cheap ones fit; `advised` stays False if time
+    ran out or only the search for combinations helps."""
     if is_time_up():
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:
@@ -106,7 +106,7 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
 
 
 def _advice_without_search(first: Plan, kept: KeptFlags) -> Plan | None:
-    """The plan with advice where no search is needed: it fits, or its remedy (or that none is) is known; else None."""
+    """The plan with advice if no search is needed: it fits, or its one remedy (or lack of one) is known; else None."""
     if first.verdict == "fits":
         return first
     failure = first.memory.failure
@@ -127,7 +127,7 @@ def _advice_without_search(first: Plan, kept: KeptFlags) -> Plan | None:
 def _single_changes(
     first: Plan, kept: KeptFlags, enough: int | None, is_time_up: Callable[[], bool] = lambda: False
 ) -> list[Advice]:
-    """The first working proposal of each lever (kind of flag change), until `enough` cheap ones fit; None: of all."""
+    """The first working change of each lever, until `enough` cheap ones fit on these GPUs (None: of every lever)."""
     working: list[Advice] = []
     failure = first.memory.failure
     too_big = failure is not None and failure.id == "weights_too_big"
@@ -146,7 +146,7 @@ def _single_changes(
 
 
 def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The MOST_ADVICE cheapest, each set of flags once, with a note where the checkpoint's role is not the plan's."""
+    """The MOST_ADVICE cheapest, without repeated sets of flags, with a note where a checkpoint changes base to chat."""
     ranked: list[Advice] = []
     for each in sorted(advice, key=_loss_rank):
         if all(each.flags != better.flags for better in ranked):
@@ -155,7 +155,7 @@ def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
 
 
 def _with_role(first: Plan, advice: Advice) -> Advice:
-    """The advice with a note where its checkpoint is instruction-tuned and the planned one is not."""
+    """The advice, with a note where it names an instruction-tuned checkpoint in place of a base model."""
     name = advice.flags.get("model", "")
     if checkpoint_role(name) != "chat" or checkpoint_role(first.target.model.name) == "chat":
         return advice
@@ -163,7 +163,7 @@ def _with_role(first: Plan, advice: Advice) -> Advice:
 
 
 def _supported_settings_advice(first: Plan, kept: KeptFlags) -> Advice | None:
-    """Advice that replaces settings the release refuses, with further changes that make it fit; else None."""
+    """Advice that replaces the settings the release refuses and, if need be, changes more to make it fit; else None."""
     for flags, changed in _planned_proposals(SUPPORTED, first, kept):
         if changed.memory.refused:
             continue
@@ -174,12 +174,12 @@ def _supported_settings_advice(first: Plan, kept: KeptFlags) -> Advice | None:
 
 
 def _joined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start: Plan) -> Advice:
-    """One advice for the plan `start`: the change `flags`, which `lever` proposed, and `more`, found on top of it."""
+    """The advice for `start` that makes the lever's change `flags` first, and then those of `more`, found after it."""
     return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, f"{lever.trades}; {more.trades}")
 
 
 def _with_bug_workaround(first: Plan, bug: KnownBug, kept: KeptFlags) -> Plan:
-    """The plan with a bug's workaround: flags as advice where none is `kept` and it fits; env and steps as notes."""
+    """The plan with a bug's workaround: flags as advice if it fits and changes none of `kept`, other steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
     variables = " ".join(f"{name}={value}" for name, value in bug.env.items())
     steps = (f"set {variables}", *bug.steps) if variables else bug.steps
@@ -191,7 +191,7 @@ def _with_bug_workaround(first: Plan, bug: KnownBug, kept: KeptFlags) -> Plan:
 
 
 def _host_memory_is_short(first: Plan) -> bool:
-    """Whether the server may come to hold more of the host's memory than it may use, so that no plan of it fits."""
+    """Whether the server's host memory may exceed the host's limit, so that no change on the GPU makes it fit."""
     limit = first.target.host_limit_bytes
     return limit is not None and limit < first.host.held_bytes
 
@@ -202,14 +202,14 @@ def _on_any_host(first: Plan) -> Plan:
 
 
 def _with_host_note(first: Plan, advised: Plan) -> Plan:
-    """What was advised without the limit of the host's memory, planned with it, and a note on what to allow."""
+    """The plan with the advice found without a host memory limit (`advised`), and a note on the limit that it needs."""
     note = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
     advice = (replace(each, plan=_plan_with(first, each.flags) or each.plan) for each in advised.advice)
     return replace(advised, target=first.target, advice=tuple(advice), notes=(*advised.notes, note))
 
 
 def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
-    """Whether some advice fits on the present GPUs with at most one costly flag."""
+    """Whether some advice fits on no more GPUs than planned and changes at most one costly flag."""
     return any(
         each.plan.verdict == "fits"
         and each.plan.args.gpus_needed <= first.target.gpus
@@ -219,21 +219,21 @@ def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
 
 
 def _loss_rank(advice: Advice) -> int:
-    """Rank of an advice by what it gives up; lower is proposed first."""
+    """Rank of an advice by what it gives up (speed, length, precision ...); the lowest is proposed first."""
     cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
     short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
     return (max(cost, _COST_OF_SHORT_CONTEXT) if short else cost) + (_COST_OF_FULL_CARD if _fills_card(advice) else 0)
 
 
 def _fills_card(advice: Advice) -> bool:
-    """Whether an advice raises the utilization above the usual."""
+    """Whether an advice raises gpu_memory_utilization above USUAL_UTILIZATION."""
     return bool(advice.flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION)
 
 
 def _working_proposal(
     lever: Lever, start: Plan, kept: KeptFlags, is_time_up: Callable[[], bool] = lambda: False
 ) -> Advice | None:
-    """The first proposal of a kind of change that fits, else the first that starts where the plan does not; or None."""
+    """The lever's first proposal that fits; else the first that starts, if the plan does not start; else None."""
     starts: Advice | None = None
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
@@ -246,7 +246,7 @@ def _working_proposal(
 
 
 def _last_resort(lever: Lever, start: Plan, kept: KeptFlags) -> Advice | None:
-    """The first proposal of a costly change (such as a smaller model) that fits, with further changes; else None."""
+    """The first proposal of a costly lever (a smaller model ...) that fits, alone or with more changes; else None."""
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
@@ -258,7 +258,7 @@ def _last_resort(lever: Lever, start: Plan, kept: KeptFlags) -> Advice | None:
 
 
 def _combined_changes(start: Plan, kept: KeptFlags) -> list[Advice]:
-    """Flag combinations that hold one full-length request; given flags, then more GPUs, change only if need be."""
+    """Flag combinations that hold one full-length request: with the given flags, else without, else on more GPUs."""
     given, freed = (_args_to_search(start, kept, released) for released in (False, True))
     for args in (given,) if freed == given else (given, freed):
         found = list(_searched_changes(start, kept, args, _gpu_counts(start)))
@@ -270,7 +270,7 @@ def _combined_changes(start: Plan, kept: KeptFlags) -> list[Advice]:
 
 
 def _gpu_counts(start: Plan) -> tuple[int, ...]:
-    """GPU counts to search for one engine, up to the planned number."""
+    """Numbers of GPUs of one engine to search, up to the planned number."""
     there = start.target.gpus // start.settings.data_parallel_size
     return tuple(sorted({count for count in (1, *_CLUSTER) if count <= there} | {there}))
 
@@ -281,7 +281,7 @@ def _larger_gpu_counts(start: Plan) -> tuple[int, ...]:
 
 
 def _more_gpus_notes(start: Plan, kept: KeptFlags) -> Iterator[str]:
-    """A note with the number of GPUs that would suffice, where nothing helps on the given ones; else nothing."""
+    """A note with the number of GPUs that suffices, where no advice helps on the given ones; nothing else."""
     if "tensor_parallel_size" in kept or not start.target.gpus_given:
         return
     freed = _args_to_search(start, kept, True)
@@ -292,7 +292,7 @@ def _more_gpus_notes(start: Plan, kept: KeptFlags) -> Iterator[str]:
 
 
 def _searched_changes(start: Plan, kept: KeptFlags, args: ServeArgs, gpus: tuple[int, ...]) -> Iterator[Advice]:
-    """Searched changes that keep the flags of `args`: the same weights, then quantized ones on fewer GPUs."""
+    """Combinations found with the flags of `args` fixed: of the same weights, then of quantized ones on fewer GPUs."""
     if not gpus:
         return
     target = start.target
@@ -310,7 +310,7 @@ def _searched_changes(start: Plan, kept: KeptFlags, args: ServeArgs, gpus: tuple
 def _longest_context(
     targets: Sequence[Target], args: ServeArgs, start: Plan, kept: KeptFlags, gpus: tuple[int, ...]
 ) -> Iterator[Advice]:
-    """Advice with the longest max_model_len that fits without costly flags; else the longest with them."""
+    """One advice, with the longest max_model_len that needs no costly flag, else the longest with costly ones."""
     costly: Advice | None = None
     for context in _context_lengths(start, kept):
         goal = CapacityGoal(context, 1.0, gpus, "safe")
@@ -328,7 +328,7 @@ def _longest_context(
 
 
 def _lengthened(found: Advice, start: Plan) -> Advice:
-    """The advice with the longest sure context of its settings, where that is beyond the searched one; else as is."""
+    """The advice with the longest max_model_len that its other flags surely hold, if longer than the searched one."""
     whole = _plan_with(start, {name: value for name, value in found.flags.items() if name != "max_model_len"})
     for shorter in shorter_context(whole) if whole and "max_model_len" in found.flags else ():
         if shorter["max_model_len"] <= found.flags["max_model_len"]:
@@ -340,7 +340,7 @@ def _lengthened(found: Advice, start: Plan) -> Advice:
 
 
 def _args_to_search(start: Plan, kept: KeptFlags, released: bool) -> ServeArgs:
-    """The arguments that the search starts from; `released`: given flags may change, except those in `kept`."""
+    """The arguments that a search keeps: those given, or if `released` without those it may change (not in `kept`)."""
     free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size") if released else ()
     changed: dict[str, Any] = {name: None for name in free if name not in kept}
     # What must not change and was not given stays at the value that the release resolved.
@@ -352,7 +352,7 @@ def _args_to_search(start: Plan, kept: KeptFlags, released: bool) -> ServeArgs:
 
 
 def _context_lengths(start: Plan, kept: KeptFlags) -> list[int]:
-    """The planned max_model_len, then the usual shorter ones; it alone where the flag is to be kept."""
+    """The planned max_model_len, then the usual shorter lengths; the planned one alone if the flag is `kept`."""
     requested_len = start.settings.max_model_len
     shorter = [] if "max_model_len" in kept else [context for context in _CONTEXTS if context < requested_len]
     return [requested_len, *shorter]
@@ -361,7 +361,7 @@ def _context_lengths(start: Plan, kept: KeptFlags) -> list[int]:
 def _advice_of(
     result: SearchAnswer, start: Plan, goal: CapacityGoal, accepted: Collection[str] = ("fits",)
 ) -> Advice | None:
-    """The flags that differ between a search's best plan and the start, replanned; None unless `accepted`."""
+    """A search's best plan as advice: the flags that differ from `start`'s; None if its verdict is not `accepted`."""
     made = result.best
     if made is None:
         return None
@@ -379,7 +379,7 @@ def _advice_of(
 
 
 def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> Iterator[str]:
-    """The trade-offs of a combination of flags, in the words of the single changes (`Lever`) that it consists of."""
+    """What a combination of flags gives up, in the words of the levers (single changes) it consists of."""
     lever_names = {
         "model": "quantized weights",
         "tensor_parallel_size": "idle GPUs",
@@ -400,7 +400,7 @@ def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> 
 
 
 def _planned_proposals(lever: Lever, start: Plan, kept: KeptFlags) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """(flags, plan) of a kind of change that release and model accept; ends at one that changes a `kept` flag."""
+    """(flags, plan) of a lever's proposals that release and model accept; ends at one that changes a `kept` flag."""
     for flags in lever.propose(start):
         if kept.intersection(flags):
             return
@@ -410,7 +410,7 @@ def _planned_proposals(lever: Lever, start: Plan, kept: KeptFlags) -> Iterator[t
 
 
 def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
-    """The plan with these flags changed; None where the release or the model refuses them."""
+    """The plan with these flags (by dest) changed; None where the release or the model refuses them."""
     try:
         args = replace(start.args, **flags)
         model = served_model(args) if "model" in flags else start.target.model
@@ -421,7 +421,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """Sentences on weights beyond the card, the KV cache before and after, a request's need and the free memory."""
+    """Why a change helps: weights beyond the card, KV cache before and after, a request's need, memory left free."""
     held, total = before.layout.weights.bytes, before.layout.total_bytes
     lack = f"As it was, the weights need {human_bytes(held)}, and the card has {human_bytes(total)}. " * (held > total)
     old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))

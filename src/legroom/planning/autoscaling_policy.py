@@ -45,7 +45,7 @@ class ScalingPolicy:
 
     @property
     def scaling_period_s(self) -> int:
-        """Seconds in which replicas at most double, or one is removed: long enough for a new replica to serve."""
+        """Seconds in which the HPA at most doubles the replicas or removes one: a new replica is ready by then."""
         return _clamped_seconds(self.start_s + REACTION_S, _LEAST_PERIOD_S, _LONGEST_PERIOD_S)
 
     @property
@@ -59,7 +59,7 @@ class ScalingPolicy:
         return _clamped_seconds(2 * self.start_s, _LEAST_WINDOW_S, _LONGEST_WINDOW_S)
 
     def sentence(self) -> str:
-        """A sentence that explains the thresholds by the start time, for comments."""
+        """A sentence for comments in manifests that explains the thresholds by the start-up time."""
         serves_s = self.start_s + REACTION_S + self.up_window_s
         return (
             f"A new replica serves after about {serves_s:.0f} s. If load doubles within an hour, "

@@ -30,8 +30,8 @@ class CalibratedStart:
 
 
 def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Each start-up in the text of a log, compared with its plan; `log` names it in messages. `gpu_name` and
-    `model_name` go before what the log says (None: as it says). LegroomError for a text without a start-up."""
+    """Each start-up in a log's text, compared with its plan; `log`: its name in messages. `gpu_name` and `model_name`
+    replace what the log says (None: keep it). LegroomError for a text without a start-up."""
     startups = read_startups(text)
     if not startups:
         hint = "give the server's own output, from its first line to `startup complete`"
@@ -40,12 +40,12 @@ def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str
 
 
 def usable_observations(starts: Sequence[CalibratedStart]) -> list[Observation]:
-    """The observations of these starts that have at least one measured memory term."""
+    """What these starts measured, without those for which no memory term was measured."""
     return [start.observation for start in starts if start.observation is not None and start.observation.terms]
 
 
 def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
-    """What one start in a log measured and what was planned for it; the note says why where nothing is kept."""
+    """What one start in a log measured, beside its plan; its note says why nothing or not all of it is kept."""
     model = model_name or startup.args.model
     try:
         name = gpu_name or startup.gpu_name
@@ -69,8 +69,8 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up, without the figures that it printed, and ""; or None and why there is none (empty
-    where the log names no card or release)."""
+    """(the plan of a logged start-up, made without its printed figures, ""), or (None, why there is none; empty where
+    the log names no card or release)."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:
@@ -98,7 +98,7 @@ def _predictions(planned: Plan) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """A start-up's observation, to be stored with the log's name `source` and the day `seen`; without a plan only terms
+    """A start-up's observation to store, with the log's name `source` and the day `seen`; without a plan only terms
     that no model changes. LegroomError where GPU or release is unknown."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
@@ -113,7 +113,7 @@ def observe(
 
 
 def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
-    """The printed bytes by memory term; terms that later plans know better or cannot reuse are left out."""
+    """The bytes that a log printed, by memory term; without those that later plans know better or cannot reuse."""
     printed = {name: getattr(startup, name, None) for name in store.TERM_SETTINGS}
     terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
     if planned is None or planned.settings.pipeline_parallel_size > 1:
@@ -128,7 +128,7 @@ def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
 
 
 def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Mapping[str, int]) -> Observation:
-    """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
+    """What `legroom probe` measured of the deployment it started; `profile`: vLLM's accounting in bytes by term."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
     where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
     key, today = store.settings_key(planned.settings), datetime.date.today().isoformat()

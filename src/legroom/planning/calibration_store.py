@@ -73,7 +73,7 @@ MODEL_INDEPENDENT_TERMS = frozenset({"non_torch_bytes"})
 
 
 def model_fingerprint(model: Model) -> str:
-    """A hash of everything that memory depends on in a model; fine-tunes of one checkpoint share it."""
+    """A hash of all that a model's memory depends on, so that fine-tunes of one checkpoint have the same."""
     parts: tuple[Any, ...] = (model.architecture, model.hidden_size, model.vocab_size, model.layers)
     parts += (model.tie_word_embeddings, model.quantization, model.modalities, model.encoder_layers, model.is_pooling)
     return _digest(repr(parts), 12)
@@ -97,7 +97,7 @@ class Observation:
 
     @property
     def key(self) -> str:
-        """A hash of GPU, model, release and settings: equal for every start-up of one deployment."""
+        """A hash of GPU, model, release and settings, which all start-ups of one deployment share."""
         return _digest(json.dumps([self.gpu, self.model, self.release, self.settings], sort_keys=True, default=str), 10)
 
 
@@ -119,7 +119,7 @@ def settings_key(settings: EngineSettings) -> dict[str, Any]:
 def measurements_for(
     observations: Iterable[Observation], target: Target, settings: EngineSettings
 ) -> Measurements | None:
-    """The newest measured value of each term that applies to a deployment; None where none does."""
+    """The newest measurement of each memory term, from observations of the same card, release, model and settings."""
     wanted = settings_key(settings)
     newest_first = list(observations)[::-1]
     measured: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def measurements_for(
 
 
 def same_card(observation: Observation, gpu: Gpu) -> bool:
-    """Whether an observation is of this card: same name, total within TOTAL_TOLERANCE."""
+    """Whether an observation is of this card: the same name and, if recorded, a total within TOTAL_TOLERANCE."""
     if observation.gpu != gpu.name:
         return False
     total = observation.gpu_total_bytes
@@ -155,7 +155,7 @@ def same_model(observation: Observation, model: Model) -> bool:
 
 
 def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int | None:
-    """The card total in the newest observation; None without one, or where it equals the facts up to rounding."""
+    """The card's total in its newest observation; None without one, or if it is the known one up to rounding."""
     for observation in reversed(list(observations)):
         total = observation.gpu_total_bytes
         if total is not None and observation.gpu == gpu.name and same_card(observation, gpu):
@@ -164,7 +164,7 @@ def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int |
 
 
 def with_observation(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
-    """The observations with a new one added; it replaces one with the same key, whose other terms it takes over."""
+    """The observations with `new` at the end; an older one with its key goes, and terms that `new` lacks are kept."""
     kept, terms = [], dict(new.terms)
     for observation in observations:
         if observation.key == new.key:
@@ -180,7 +180,7 @@ def to_json(observation: Observation) -> dict[str, Any]:
 
 
 def receipt(observation: Observation) -> dict[str, Any] | None:
-    """An observation to share, without file names; None where a setting may be private or nothing names the model."""
+    """An observation as JSON to share, without file names; None if a setting may be private or no model is named."""
     content = asdict(observation)
     del content["source"]
     if observation.model.count("/") != 1 or _PRIVATE.search(observation.model):
@@ -191,8 +191,8 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Store receipts given as (file name, JSON text), except where an own observation has the same key. Returns how
-    many different ones were given; LegroomError for one that is no receipt, and then none is stored."""
+    """Store receipts (file name, JSON text) of others, except where an own observation has the same key; returns how
+    many different ones were given. LegroomError, and none is stored, if one is no receipt."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:
@@ -212,7 +212,7 @@ def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
 
 
 def from_json(entry: Mapping[str, Any]) -> Observation:
-    """An entry of the calibration file; ValueError where a field is missing or has the wrong type."""
+    """The observation of a calibration file's entry; ValueError where a field is missing or has the wrong type."""
     observation = record_from_json(Observation, entry)
     terms = {name: value for name, value in observation.terms.items() if name in TERM_SETTINGS}
     return replace(observation, terms=terms)

@@ -86,8 +86,8 @@ def search_flags(
     max_answers: int = 4,
     combinations: Combinations | None = None,
 ) -> SearchAnswer:
-    """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay.
-    `combinations` are those that an earlier search of the same question computed."""
+    """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay as
+    they are. `combinations`: those that an earlier search of the same question has computed."""
     combinations = {} if combinations is None else combinations
     found = _search(targets, args, goal, max_answers, combinations)
     if max_answers == 1 and not found.short_bytes and (found.best is None or found.best.verdict == "tight"):
@@ -105,13 +105,13 @@ def search_flags(
 
 
 def _is_full(found: Plan, args: ServeArgs) -> bool:
-    """Whether the plan needs a utilization above the usual that the user did not give."""
+    """Whether the plan's utilization is above USUAL_UTILIZATION although `args` did not ask for that."""
     share = found.args.gpu_memory_utilization or 0.0
     return share > USUAL_UTILIZATION and share != args.gpu_memory_utilization
 
 
 def _costly_settings(found: Plan) -> tuple[Any, ...]:
-    """(checkpoint, KV dtype, enforce_eager, GPUs, stages) of a plan, to find another that gives up no more of these."""
+    """(checkpoint, KV dtype, enforce_eager, GPUs, stages) of a plan: equal for plans that give up the same."""
     model, args = found.target.model.name, found.args
     return model, args.kv_cache_dtype, args.enforce_eager, args.gpus_needed, args.pipeline_parallel_size
 
@@ -119,7 +119,7 @@ def _costly_settings(found: Plan) -> tuple[Any, ...]:
 def _search(
     targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int, combinations: Combinations
 ) -> SearchAnswer:
-    """The plans that meet a goal, least loss first, at any utilization up to the goal's highest."""
+    """The plans that meet a goal, least loss first, with utilizations up to the goal's highest."""
     # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
@@ -173,7 +173,7 @@ def _search(
 
 
 def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
-    """The losses; those of a lower max_num_seqs or max_num_batched_tokens with its value, so that plans differ."""
+    """The losses in words; a lower max_num_seqs or max_num_batched_tokens with its value, to tell plans apart."""
     values = {
         _LOWER_CAP: f" ({found.settings.max_num_seqs:,})",
         "smaller prefill steps": f" ({found.settings.max_num_batched_tokens:,} tokens)",
@@ -182,8 +182,8 @@ def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def gpus_for_weights(target: Target, args: ServeArgs, most: int) -> int:
-    """The fewest GPUs, `most` at most, whose total memory holds the weights; 1 where flags split or offload them or
-    vLLM refuses one."""
+    """The fewest GPUs (`most` at most) whose memory together exceeds the weights; 1 where flags split or offload the
+    weights or vLLM refuses the settings."""
     is_one = most == 1 or args.gpus_needed > 1 or args.cpu_offload_gb
     one_card = None if is_one else _resolve_split(target, args, {})
     if one_card is None:
@@ -203,7 +203,7 @@ def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) ->
 
 
 def _resolve_split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings | None:
-    """The resolved settings for one set of parallel sizes; None where the model cannot be split that way."""
+    """The settings that vLLM resolves with these parallel sizes; None where it cannot split the model so."""
     try:
         return resolve(replace(args, **parallel), target.model, target.gpu, target.release)
     except LegroomError:
@@ -211,7 +211,7 @@ def _resolve_split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSe
 
 
 def _gives_up_nothing(option: SearchCandidate) -> bool:
-    """Whether a candidate loses nothing apart from the checkpoint, so none of these parallel sizes is better."""
+    """Whether a candidate has no loss but another checkpoint's, so that other batches or dtypes need not be tried."""
     own_losses = option.losses[0 if option.keeps_answers else 1 :]
     return not own_losses and "kv_cache_dtype" not in dict(option.flags) and "block_size" not in dict(option.flags)
 
@@ -225,7 +225,7 @@ class _SearchState:
     closest: FlagCombination | None = None
 
     def add(self, combination: FlagCombination, goal: CapacityGoal, tried: int, options: list[SearchCandidate]) -> None:
-        """Count a combination's `tried` plans, add its candidates, and keep it if it misses the goal by the least."""
+        """Counts the `tried` plans of a combination, adds its candidates, and keeps the one nearest to the goal."""
         self.considered += tried
         self.options += options
         band = BAND_KEPT[goal.policy]
@@ -239,15 +239,15 @@ def _is_eager(option: SearchCandidate) -> bool:
 
 
 def _apart_from_split(option: SearchCandidate) -> tuple[Any, ...]:
-    """Checkpoint, number of GPUs, KV cache dtype and eager mode: equal where only split and batches differ."""
+    """(checkpoint, GPUs, KV cache dtype, eager mode): equal for candidates that differ in split or batches alone."""
     return option.target.model.name, option.gpus, dict(option.flags).get("kv_cache_dtype"), _is_eager(option)
 
 
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, goal: CapacityGoal, max_answers: int
 ) -> Iterator[tuple[Plan, tuple[str, ...]]]:
-    """Up to `max_answers` plans that start, with their losses; of those with all losses of an earlier plan only the
-    first that is sure where that one is tight and split otherwise."""
+    """Up to `max_answers` plans that start, with their losses. One that loses no less than an earlier one is skipped,
+    unless it surely fits, the earlier is tight, and they split the model differently."""
     paid: list[tuple[SearchCandidate, bool]] = []
     answers = 0
     for option in options:
@@ -274,8 +274,8 @@ def _stages(option: SearchCandidate) -> int:
 
 
 def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -> Plan:
-    """A tight plan with the nearest lower utilization, else max_num_seqs, at which it fits and still holds the goal;
-    else as it is. What was given stays."""
+    """A tight plan with the next lower utilization, else max_num_seqs, with which it fits and still meets the goal; the
+    plan itself where none does. Given flags are not changed."""
     now, lower = laid_out.settings, dict[str, list[Any]]()
     if base_args.gpu_memory_utilization is None and base_args.kv_cache_memory_bytes is None:
         lower["gpu_memory_utilization"] = [each for each in reversed(UTILIZATIONS) if each < now.gpu_memory_utilization]
@@ -295,8 +295,8 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
 
 
 def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
-    """The plan and its losses. A raised utilization that leaves hardly any memory free is one more loss; one above
-    USUAL_UTILIZATION makes the plan tight instead."""
+    """The plan and its losses. A raised utilization that leaves little memory free is a further loss; one above
+    USUAL_UTILIZATION instead makes the plan tight."""
     share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
     if share is None or share == base_args.gpu_memory_utilization or found.verdict != "fits":
         return found, losses
@@ -321,19 +321,19 @@ def _combinations(
     quantized checkpoint (`variant` above 0) one that leaves memory free. `known`: a cache, added to."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
-        """At most one: the combination at the utilization nearest the default that meets the goal; else empty."""
+        """A list of one, the combination at the utilization nearest the default that meets the goal, or empty."""
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:
-        """Whether memory suffices, and some utilization passes the start-up check with the card's other processes."""
+        """Whether memory suffices, and at some utilization the start-up checks pass beside other processes."""
         return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:
-        """Whether it meets the goal with memory left at the peak."""
+        """Whether the combination meets the goal and leaves a share of the card free at the peak (`roomy`)."""
         return any(candidate.roomy for candidate in candidates(combination))
 
     def combined(choice: Iterable[Flags]) -> FlagCombination | None:
-        """The combination of one choice of each axis; None where vLLM refuses it."""
+        """The combination of these values, one of each flag axis; None where vLLM refuses it."""
         flags: Flags = dict(parallel)
         for part in choice:
             flags |= part
@@ -373,7 +373,7 @@ def _sufficient_combinations(
     combined: Combiner,
     sufficient: Callable[[FlagCombination], bool],
 ) -> Iterator[FlagCombination]:
-    """Every combination of the flags `chosen` with a value of each axis for which `sufficient` holds, in axis order."""
+    """Combinations of `chosen` and one value per axis, in axis order, of branches whose smallest is `sufficient`."""
     if not axes:
         combination = combined(chosen)
         if combination is not None:
@@ -386,7 +386,7 @@ def _sufficient_combinations(
 
 
 def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityGoal) -> Sequence[float]:
-    """The utilizations to try, up to the goal's limit; only the one in force where it or the pool's bytes are given."""
+    """The utilizations to try, up to the goal's limit; only the current one if it or the KV cache's bytes are given."""
     if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
         return (combination.settings.gpu_memory_utilization,)
     return [share for share in UTILIZATIONS if share <= goal.most_utilization]
@@ -395,7 +395,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """(utilizations tried, a list with the candidate that meets the goal nearest the default utilization, or empty)."""
+    """(how many utilizations were tried, the candidate at the one nearest the default that meets the goal, or [])."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
@@ -411,8 +411,8 @@ def _best_utilization(
 def _candidate(
     combination: FlagCombination, utilization: float, band: float, variant: int, default_seqs: int
 ) -> SearchCandidate:
-    """A combination as an answer, with its losses and rank; `variant`: 0 for the model itself, `default_seqs`:
-    max_num_seqs without flags, `band`: part of the error band held back."""
+    """A combination as a candidate, with its losses and cost; `variant`: the checkpoint's number (0: the model itself),
+    `default_seqs`: max_num_seqs without flags, `band`: share (0 to 1) of the error band held back."""
     distance = abs(utilization - combination.settings.gpu_memory_utilization)
     flags = dict(combination.flags)
     if distance > 1e-9:

@@ -98,8 +98,8 @@ def store_card(record: CardRecord, path: Path | None = None) -> None:
 
 
 def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ranks: int) -> Gpu:
-    """The card with the figures of its newest probe unchanged without one; vLLM's own memory only of this
-    release, of `ranks` ranks where measured."""
+    """The card with the figures of its newest probe (unchanged without one); vLLM's own memory only from this release
+    and, where measured, with this number of ranks."""
     newest_first = [record for record in reversed(list(records)) if _is_same_card(record, card)]
     if not newest_first:
         return card

@@ -39,7 +39,7 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
 
 
 def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
-    """The quantized variants of the model `name`; `overrides`: changes of its config as JSON text."""
+    """The quantized variants of the model `name`, with the same changes of its config (`overrides`, JSON text)."""
     # Cached, because memory figures are cached by model object.
     changes = json.loads(overrides)
     return tuple(replace(from_bundled(variant, overrides=changes), draft=model.draft) for variant in variants(name))
@@ -58,8 +58,8 @@ def lost_bits(model: Model) -> int:
 
 
 def unpacks_weights(model: Model, target: Target) -> bool:
-    """Whether the card unpacks the checkpoint's float weights to 16 bits: it has no FP8 or FP4 units, or Ada's are left
-    unused for FP8 blocks."""
+    """Whether the card computes with the checkpoint's FP8 or FP4 weights in 16 bits: it has no units for them, or Ada's
+    are left unused for FP8 blocks."""
     scheme = model.quantization
     if scheme is None or scheme.number != "float":
         return False
@@ -89,13 +89,13 @@ def _computes_natively(model: Model, target: Target) -> bool:
 
 
 def _capability(target: Target) -> tuple[int, int]:
-    """The card's compute capability; an anonymous card counts as Ampere."""
+    """The card's compute capability; (8, 0), Ampere's, for a card given by its size alone."""
     known = target.gpu.compute_capability
     return known if known != (0, 0) else FP8_MARLIN
 
 
 def _is_supported(scheme: Quantization | None, target: Target) -> bool:
-    """Whether release and card run a checkpoint of this scheme; 4-bit floats only where they gain from it."""
+    """Whether release and card run a checkpoint of this scheme; 4-bit floats only on cards that compute in FP4."""
     # `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers
     # 8.0 up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.
     if scheme is None or target.gpu.vendor != "nvidia":

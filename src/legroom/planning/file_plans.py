@@ -55,7 +55,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: refused, or on each possible GPU; `tight`: not a safe fit on each; `unknown`: no plan."""
+        """`does_not_fit`: refused, or on every possible GPU; `fits`: on every one; `unknown`: no plan; else `tight`."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
@@ -66,7 +66,7 @@ class FileServer:
 
     @property
     def gpus_idle(self) -> int:
-        """GPUs of its container that none of its ranks uses; 0 where their number is not known or it spans nodes."""
+        """GPUs of its container that no rank uses; 0 where their number is unknown or the server spans nodes."""
         what = self.what
         if what is None or what.gpu_count is None or _spans_nodes(what):
             return 0
@@ -82,7 +82,7 @@ class FileServer:
 def started_servers(
     path: str, text: str, release: Release | None = None
 ) -> tuple[list[StartedServer], list[InvokedCommand], Unread | None]:
-    """(the servers of a file, its other commands, why the whole file could not be read or None)."""
+    """(the servers that a file starts, its other commands, why the file could not be read at all or None)."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))
@@ -113,7 +113,7 @@ def planned_servers(
 
 
 def _planned_server(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
-    """The server of a manifest with a plan for each GPU it may run on, or why there is no plan."""
+    """The server of a file, named `name`, with a plan for each GPU it may run on, or the reason why there is none."""
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
     of_memory = (problem for problem in open_values if dest_name(problem.flag) in ServeArgs.__dataclass_fields__)
     if (undecided := next(of_memory, None)) is not None:
@@ -150,7 +150,7 @@ def _spans_nodes(what: Deployment) -> bool:
 
 
 def _plan_on_gpu(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
-    """The plan on `given` cards `gpu` (None: as many as needed), with the manifest's memory limit and notes."""
+    """The plan on `given` GPUs named `gpu`, or more if the flags need more (None: what they need), with file notes."""
     base = machine or Machine(gpu)
     limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)
     count = None if given is None else max(given, what.args.gpus_needed)

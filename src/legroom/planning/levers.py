@@ -29,7 +29,7 @@ class Lever:
 
 
 def shorter_context(plan: Plan) -> Proposals:
-    """The longest max_model_len that fits in the whole error band and on a first start, then longer ones; rounded."""
+    """Shorter max_model_len: first what fits surely and on a first start, then longer ones that fit the estimate."""
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     pools = ([rank.kv_cache.low for rank in warm], *([rank.kv_cache.bytes for rank in ranks] for ranks in (cold, warm)))
     held = (kv_plan(plan.target.model, plan.settings, plan.target.gpu, pool).longest_len for pool in pools)
@@ -39,7 +39,7 @@ def shorter_context(plan: Plan) -> Proposals:
 
 
 def more_utilization(plan: Plan) -> Proposals:
-    """Higher gpu_memory_utilization in steps of 0.01; no proposal where even 0.98 is too low."""
+    """Higher gpu_memory_utilization in steps of 0.01 up to 0.98; empty where even that gives too little memory."""
     first, last = int(plan.settings.gpu_memory_utilization * 100) + 1, round(UTILIZATIONS[-1] * 100)
     fullest = try_flags(plan, {"gpu_memory_utilization": UTILIZATIONS[-1]})
     if fullest is not None and _pool_is_short(fullest):
@@ -61,7 +61,7 @@ def less_utilization(plan: Plan) -> Proposals:
 
 
 def _halved(value: int, least: int) -> Iterator[int]:
-    """Half of the value, a quarter and so on, down to `least`."""
+    """Half of the value, a quarter and so on, as integers, as long as they are at least `least`."""
     while (value := value // 2) >= least:
         yield value
 
@@ -90,7 +90,7 @@ def fewer_graphs(plan: Plan) -> Proposals:
 
 
 def fewer_media(plan: Plan) -> Proposals:
-    """Smaller --limit-mm-per-prompt: no videos, then one image; each alone, then with a context it makes longer."""
+    """Smaller --limit-mm-per-prompt: no videos, then one image at most; each also with the longer context it allows."""
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
     limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}
@@ -113,18 +113,18 @@ def no_graphs(plan: Plan) -> Proposals:
 
 
 def fp8_kv_cache(plan: Plan) -> Proposals:
-    """--kv-cache-dtype fp8, on named GPUs: those without FP8 tensor cores unpack it, where a kernel reads it."""
+    """--kv-cache-dtype fp8, for cards given by name; those without FP8 units use it if a kernel can unpack it."""
     if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and any(plan.target.gpu.compute_capability):
         yield {"kv_cache_dtype": "fp8"}
 
 
 def idle_gpus(plan: Plan) -> Proposals:
-    """Larger parallel sizes that use GPUs of the machine which no rank uses."""
+    """Larger parallel sizes that use GPUs of the machine on which no rank runs yet."""
     yield from _parallel_sizes(plan, plan.target.gpus)
 
 
 def more_gpus(plan: Plan) -> Proposals:
-    """Parallel sizes for more GPUs than planned, up to 8 or twice those used; none where their number was given."""
+    """Parallel sizes for more GPUs than planned, up to 8 or twice as many; empty where the user gave their number."""
     if not plan.target.gpus_given:
         settings = plan.settings
         used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
@@ -132,7 +132,7 @@ def more_gpus(plan: Plan) -> Proposals:
 
 
 def _parallel_sizes(plan: Plan, most: int, above: int = 0) -> Proposals:
-    """Larger tensor, then pipeline parallel sizes; `above`: GPUs of one engine, `most`: of all data-parallel ones."""
+    """Larger tensor, then pipeline parallel sizes, with over `above` GPUs in one engine and at most `most` in all."""
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [
@@ -176,7 +176,7 @@ def smaller_model(plan: Plan) -> Proposals:
 
 
 def supported_settings(plan: Plan) -> Proposals:
-    """Default quantization, then default KV cache dtype, then float16, each alone, instead of refused ones."""
+    """Replacements for refused settings, one at a time: default quantization, default KV cache dtype, float16."""
     given = vars(plan.args)
     yield from ({name: None} for name in ("quantization", "kv_cache_dtype") if given[name] is not None)
     if plan.settings.dtype != "float16":

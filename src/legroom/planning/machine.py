@@ -60,7 +60,7 @@ def plan_deployment(deployment: Deployment, machine: Machine, *, advice: bool) -
 
 
 def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
-    """The machine with the deployment's GPU count and host memory limit, where it has none itself."""
+    """The machine; a GPU count or host memory limit that it lacks is the deployment's."""
     deployment.require_gpus()
     limit = str(deployment.memory_limit_bytes) if deployment.memory_limit_bytes else None
     gpus = deployment.gpu_count if machine.gpus is None else machine.gpus
@@ -79,7 +79,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
-    """(a card with its measured figures, bytes that other processes hold of it); LegroomError if it has fewer."""
+    """(the card with its measured figures, bytes of it in use by others); LegroomError if more is used than it has."""
     card = _card(machine)
     if cards_path().exists():
         from legroom.planning.card_store import measured_card, read_cards
@@ -99,7 +99,7 @@ def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> 
 
 
 def _card(machine: Machine) -> Gpu:
-    """The card of the machine; one that is not known, with its memory given, is an unnamed card of that size."""
+    """The card of the machine; an unknown name, with the memory given, becomes an unnamed card of that size."""
     try:
         return known_gpu(machine.gpu)
     except LegroomError:
@@ -122,7 +122,7 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with the figures that `legroom calibrate` stored for it; unchanged if it has any or none exist."""
+    """The target with the figures that `legroom calibrate` stored for it, unless it already has measured figures."""
     if target.seen or not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store
@@ -154,7 +154,7 @@ def _cost_notes(made: Plan) -> Iterator[str]:
 
 
 def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
-    """Assumptions about the GPU and the model that the user should know."""
+    """Notes on what was assumed about the card and the model."""
     if target.gpu.note:
         yield target.gpu.note
     since = first_release(target.model.architecture) if target.release.version != latest().version else None
@@ -196,7 +196,7 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
 
 
 def _assumed_note(model: Model) -> str:
-    """What was assumed of a model whose config was not read, as words that follow "MODEL is"."""
+    """What was assumed of a model whose config was not read, in words that complete "MODEL is"."""
     said, _, doubt = model.source.removeprefix("bundled: ").partition(";")
     if said.startswith("taken"):
         return said

@@ -40,9 +40,9 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 
 
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
-    """The verdict and its reason: `does_not_fit` and the id of the start-up check that fails by more than the error of
-    the estimate; `tight` and a sentence where a check may fail or memory run out within the error band, or vLLM may
-    refuse the settings; else `fits` and an empty text."""
+    """The verdict and its reason: `does_not_fit` and the id of the start-up check that fails by more than the error
+    of the estimate; `tight` and a sentence where a check may fail or memory run out within the error band, or vLLM
+    may refuse the settings; else `fits` and an empty text."""
     model, gpu = target.model, target.gpu
     if memory.failure:
         short = _near_miss(target, settings, memory) or _starts_as_smaller_card(target, settings)
@@ -83,7 +83,7 @@ def _least_headroom(memory: DeploymentMemory) -> int:
 
 
 def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> str:
-    """Why a failing start-up check may pass within the error band, as a sentence; empty where it may not."""
+    """A sentence on how a failing start-up check may still pass within the error band; empty where it cannot."""
     failure, model, gpu = memory.failure, target.model, target.gpu
     if failure is None or not failure.needed_bytes:
         return ""
@@ -102,7 +102,7 @@ def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemor
 
 
 def _starts_as_smaller_card(target: Target, settings: EngineSettings) -> str:
-    """Why an unnamed card may start what fails, as vLLM's default batch depends on the card's name; else empty."""
+    """A sentence where an unnamed card fails only with the default batch of larger cards; else empty."""
     given, others = settings.given, target.held_by_others_bytes
     if any(target.gpu.compute_capability) or None not in (given.max_num_seqs, given.max_num_batched_tokens):
         return ""
@@ -127,7 +127,7 @@ _NEEDS = {
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, target: Target) -> str:
-    """Why the card may run out of memory at the upper end of the error band, as a clause; empty where it does not."""
+    """A clause on where the card may run out of memory at the upper end of the error band; empty where it does not."""
     gpu = target.gpu
     free = gpu.total_bytes - held_at_start(target.model, settings, gpu).high - rank.held_by_others_bytes
     counted = rank.weights.bytes + rank.non_torch.bytes
@@ -148,7 +148,7 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:
-    """Free bytes at the peak less `band_kept` (0 to 1) of what may be used beyond the estimate, and of the reserve."""
+    """Free bytes at the peak, less `band_kept` (0 to 1) of the reserve and of what uncounted memory may add."""
     # The two errors are independent.
     unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
     return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
@@ -211,24 +211,24 @@ class Plan:
 
     @property
     def holds(self) -> float:
-        """Requests of the full length at once, over all data-parallel engines."""
+        """How many requests of max_model_len the KV caches of all data-parallel engines hold at once."""
         return self.memory.kv.max_concurrency * self.settings.data_parallel_size
 
     @property
     def runs_at_once(self) -> float:
-        """Requests of the full length that run at once: those that it holds, at most --max-num-seqs of each engine."""
+        """How many requests of max_model_len run at once: as many as it holds, at most max_num_seqs of each engine."""
         return min(self.holds, self.settings.max_num_seqs * self.settings.data_parallel_size)
 
     @property
     def reaches_pool(self) -> bool:
-        """Whether it has a KV cache: it starts, may start, or all that it lacks is a large enough cache."""
+        """Whether the plan has a KV cache: the server starts or may start, or fails only because that is too small."""
         failure = self.memory.failure if self.verdict == "does_not_fit" else None
         return self.memory.kv.num_blocks > 0 and (failure is None or failure.id not in _NEEDS)
 
     @property
     def missing_bytes(self) -> int:
-        """What a card lacks for the whole start, with one request's KV cache, where it fails before it has one; else
-        what the failed check lacks."""
+        """Bytes that a card lacks: for the whole start with one request's KV cache, if it fails before it has one; else
+        for the failed check."""
         failure, kv = self.memory.failure, self.memory.kv
         short = failure.needed_bytes - failure.available_bytes if failure else 0
         is_early = failure is not None and failure.id in ("weights_too_big", "loading_oom", "profiling_activation_peak")
@@ -246,7 +246,7 @@ class Plan:
 
 
 def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
-    """The plan on a named card. Where two cards share the name, the larger one is used if only it holds the weights."""
+    """The plan on a card given by name; if two cards share it, the larger is used where only that holds the weights."""
     made = plan(target, args)
     failure = made.memory.failure
     if failure is None or failure.id != "weights_too_big" or not target.gpu.larger:
@@ -288,7 +288,7 @@ def _with_start_up_bug(made: Plan) -> Plan:
 
 
 def bugs_of(plan: Plan) -> list[KnownBug]:
-    """The known bugs of the plan's release that occur with its settings, model and card."""
+    """The known bugs of the plan's release that occur with its settings, kind of model and GPU vendor."""
     settings, vendor = plan.settings, plan.target.gpu.vendor
     present = bug_traits(plan.target.model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
     present |= {"several kv groups"} if len(plan.memory.kv.shape.groups) > 1 else set()
@@ -320,7 +320,7 @@ def _with_first_start_verdict(made: Plan) -> Plan:
 
 
 def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
-    """The plan with some flags changed; None where the release or the model does not take them."""
+    """The plan with these flags (by dest) changed; None where the release or the model refuses them."""
     try:
         return plan(start.target, replace(start.args, **flags))
     except LegroomError:
@@ -328,7 +328,7 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def cold_start(warm: Plan) -> Plan:
-    """The plan with an empty torch.compile cache; `warm` itself where the activation peak is no larger."""
+    """The plan of a start with an empty torch.compile cache; `warm` itself if the activation peak is no larger then."""
     target, settings = warm.target, warm.settings
     held_by_others = target.held_by_others_bytes
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, held_by_others, cold=True)
@@ -340,7 +340,7 @@ def cold_start(warm: Plan) -> Plan:
 
 
 def log_beyond_range(made: Plan) -> str:
-    """Where the KV cache that a log printed lies outside the range of the plan without it: that, and why it may."""
+    """A sentence if the KV cache that a log printed is outside the range planned without the log; empty otherwise."""
     seen, has = made.target.seen, made.layout.kv_cache.bytes
     if seen is None or not seen.derived:
         return ""
@@ -358,20 +358,20 @@ def log_beyond_range(made: Plan) -> str:
 
 
 def sure_longest_len(plan: Plan) -> int:
-    """The longest request, in tokens, that the low end of the KV cache's error band holds on any start; rounded."""
+    """The longest max_model_len, rounded, that the low end of the KV cache's error band holds on any start."""
     ranks = zip(cold_start(plan).memory.ranks, plan.memory.ranks, strict=True)
     worst = [min(first.kv_cache.low, later.kv_cache.low) for first, later in ranks]
     return rounded_len(kv_plan(plan.target.model, plan.settings, plan.target.gpu, worst).longest_len)
 
 
 def rounded_len(tokens: int) -> int:
-    """The tokens rounded down to 1,024, and to 128 below 4,096, as a length is proposed."""
+    """The tokens rounded down to a multiple of 1,024, or of 128 below 4,096."""
     return tokens // 1024 * 1024 if tokens >= 4096 else tokens // 128 * 128
 
 
 def _with_host_verdict(made: Plan) -> Plan:
-    """The plan, `does_not_fit` where the host memory limit is below the least that the server holds, `tight` instead of
-    `fits` where it may come to hold more; unchanged without a limit, or where a GPU check fails before."""
+    """The plan, `does_not_fit` where the host memory limit is below the least that the server needs, `tight` instead of
+    `fits` where it may need more; unchanged without a limit, or where a GPU check fails before."""
     limit = made.target.host_limit_bytes
     if limit is None or made.memory.failure is not None:
         return made
@@ -390,8 +390,8 @@ _USERS = (4, 16, 64)
 
 
 def context_by_user_count(plan: Plan) -> dict[int, int]:
-    """Tokens that each of 4, 16 and 64 users (up to max_num_seqs) gets, where so many do not fit at full length; empty
-    where the server does not start."""
+    """Tokens per user when 4, 16 or 64 users (up to max_num_seqs) share the KV cache, for counts that it does not
+    hold at full length; empty where the server does not start."""
     kv, settings, engines = plan.memory.kv, plan.settings, plan.settings.data_parallel_size
     if plan.memory.failure is not None:
         return {}

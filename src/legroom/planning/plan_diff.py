@@ -60,7 +60,7 @@ class ServerDiff:
 
 
 def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[ServerDiff, ...]:
-    """Pair the servers of two files by name, the others in order, and compare each pair."""
+    """Pairs the servers of two files by name, those left over in order, and compares each pair."""
     left, before = list(old), list[FileServer | None]()
     for server in new:
         same = next((other for other in left if other.name == server.name), None)
@@ -73,7 +73,7 @@ def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[
 
 
 def _plan_document(server: FileServer | None) -> dict[str, Any] | None:
-    """The server's plan document; verdict and reason where it has no plan, None where there is no server."""
+    """The server's plan as JSON; only verdict and reason if it has no plan; None without a server."""
     if server is None:
         return None
     if server.shown is None:
@@ -82,7 +82,7 @@ def _plan_document(server: FileServer | None) -> dict[str, Any] | None:
 
 
 def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
-    """Flags, environment, GPUs, memory and KV cache that differ; empty for a new server."""
+    """The flags, variables, GPUs, memory and KV figures that differ between two servers; empty if `old` is None."""
     if old is None:
         return ()
     before, after = _given_settings(old), _given_settings(new)
@@ -112,7 +112,7 @@ def _given_settings(server: FileServer) -> dict[str, str]:
 
 
 def _figures(plan: Plan) -> dict[str, tuple[Any, str]]:
-    """The compared value and the text of each figure of a plan, by name."""
+    """The figures of a plan that are compared, by name: (value, text)."""
     target, layout, kv, length = plan.target, plan.layout, plan.memory.kv, plan.settings.max_model_len
     limit, requests, gpus = target.host_limit_bytes, f"{kv.max_concurrency:.2f}", f"{target.gpus} x {target.gpu.name}"
     parts = {title: getattr(layout, name).bytes for name, title in _PARTS.items()}

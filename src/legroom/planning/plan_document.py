@@ -201,7 +201,7 @@ class PlanDocument:
 
 
 def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """The plan in a file (`-`: stdin); LegroomError where it is none or lacks one of the keys `needs`."""
+    """The plan in a JSON file (`-`: stdin); LegroomError where it is no plan or lacks a key of `needs`."""
     if path == "-":
         import sys
 
@@ -240,7 +240,7 @@ def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ..
 
 
 def as_json(value: Any) -> Any:
-    """Records, tuples and mappings as JSON values."""
+    """The value as JSON types: dataclasses and mappings become dicts, tuples lists."""
     if isinstance(value, PlannedStage):
         return {"stage": value.stage, **as_json(value.layout)}
     if hasattr(value, "__dataclass_fields__"):

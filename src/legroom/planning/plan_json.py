@@ -24,7 +24,7 @@ _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "out
 
 
 def replan(document: documents.PlanDocument) -> Plan:
-    """Plan the server of a document again; LegroomError where its model is not known here."""
+    """The plan of a document's server, made again; LegroomError where its model is not known here."""
     if not (document.vllm and document.command and document.gpu.total_bytes):
         raise LegroomError("the plan is no document of `legroom plan --json`", documents.HOW_TO_WRITE_A_PLAN)
     args = parse_flags(document.command, document.release).args
@@ -106,7 +106,7 @@ def _advice_json(advice: Advice) -> dict[str, Any]:
 
 
 def _planned_basis(plan: Plan) -> documents.PlannedBasis:
-    """Whether starts like this were measured or only vLLM's source read, and how many such starts are known."""
+    """What a plan rests on: measured starts like it or only vLLM's source, and how many such starts are known."""
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
     kind, rare = evidence(of.properties)
     hardly_known = ", ".join(f"{name} {value}" for name, value in rare)
@@ -135,7 +135,7 @@ def _planned_band(figure: Figure) -> documents.PlannedBand:
 
 
 def planned_layout(layout: Layout) -> documents.PlannedLayout:
-    """A layout's bytes, without their certainty."""
+    """The bytes of a layout's parts, without their error bands."""
     figures = {f"{name}_bytes": getattr(layout, name).bytes for name in _FIGURES}
     totals = ("total_bytes", "budget_bytes", "held_by_others_bytes", "peak_used_bytes", "headroom_bytes")
     return documents.PlannedLayout(**figures, **{name: getattr(layout, name) for name in totals})
@@ -148,7 +148,7 @@ def layout_json(layout: Layout) -> dict[str, int]:
 
 
 def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
-    """Memory of the planned server awake and asleep; `host_bytes_s`: bytes per second from host memory to a card."""
+    """Memory of the planned server awake and asleep; `host_bytes_s`: copy speed from the host, None: the usual one."""
     target = plan.target
     return server_states(target.model, target.gpu, plan.settings, plan.memory, host_bytes_s)
 

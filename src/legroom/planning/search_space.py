@@ -45,7 +45,7 @@ NODE_GPUS = 8
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
-    """Parallel sizes to try per GPU count, also expert parallel with `experts`; `{}` alone where a size is given."""
+    """Parallel sizes to try for each GPU count; `experts`: expert parallelism too; `{}` alone if a size is given."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
@@ -69,7 +69,7 @@ def _sizes_as_flags(**sizes: int) -> Flags:
 
 
 def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: CapacityGoal) -> dict[str, list[Flags]]:
-    """The values to try for each flag that was not given; `{}` is the release's default."""
+    """By axis, the flag values to try where the user gave none, those of least loss first; `{}` is the default."""
     axes: dict[str, list[Flags]] = {}
     if args.max_num_batched_tokens is None and base.max_num_batched_tokens < goal.concurrency:
         # vLLM wants a token for each sequence.
@@ -104,7 +104,7 @@ def _takes_fp8_cache(target: Target, base: EngineSettings) -> bool:
 
 
 def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
-    """The lists of flag values to combine, ordered as `SearchCandidate.cost` weighs them, most severe loss first."""
+    """Selections of the axes' values to combine, in order of loss: of CUDA graphs, then of KV precision."""
     unchanged: list[Flags] = [{}]
     graphs = axes.get("graphs", unchanged)
     captured = [choice for choice in graphs if "enforce_eager" not in choice]
@@ -146,7 +146,7 @@ class FlagCombination:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Full-length requests that all engines hold with `band_kept` of the band held back; 0 if not even one."""
+        """Full-length requests that all engines hold, less the fraction `band_kept` of the error band; 0 below one."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
@@ -166,7 +166,7 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether at this utilization the budget exceeds the free memory, or the peak and `band_kept` the card."""
+        """Whether the budget exceeds the free memory, or the peak with `band_kept` of the error band the card."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
@@ -175,10 +175,10 @@ class FlagCombination:
         return max(self._needed_bytes(stage, goal, band_kept) for stage in self.stages) - self.target.gpu.total_bytes
 
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
-        """Bytes that the fullest card, or only its budget, lacks for the goal at the best of `utilizations`."""
+        """Bytes that the fullest card lacks for the goal at the best of these utilizations; 0 if it lacks none."""
 
         def lacking_at(utilization: float) -> int:
-            """Bytes that the KV cache, the free memory at the start or the peak lacks, whichever lacks the most."""
+            """What is lacking most, in bytes: KV cache, free memory for the budget, or memory at the peak."""
             pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(utilization, band_kept))
             over_budget = int(utilization * self.target.gpu.total_bytes) - self.room_bytes
             return max(pool_lacks, over_budget, -self.headroom_bytes(utilization, band_kept))
@@ -202,7 +202,7 @@ class FlagCombination:
         )
 
     def _what_fits(self, stage: Layout, goal: CapacityGoal, band_kept: float) -> str:
-        """The end of a sentence: how many requests of the length, or which length, would fit; empty for neither."""
+        """The end of a sentence: about how many requests, or which length, would fit instead; empty for neither."""
         pool, needed = self._goal_pool(goal), self._needed_bytes(stage, goal, band_kept)
         room = stage.total_bytes - needed + pool
         requests = int(room * goal.concurrency / pool) if pool else 0
@@ -217,7 +217,7 @@ class FlagCombination:
         return f"; it would hold about {' or '.join(ways)}" if ways else ""
 
     def _goal_pool(self, goal: CapacityGoal) -> int:
-        """KV cache bytes per rank that the goal needs, on the pipeline stage that needs most."""
+        """KV cache bytes per rank for the goal's requests, on the pipeline stage whose blocks are largest."""
         blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
@@ -243,6 +243,6 @@ def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) 
 
 
 def blocks_of_request(shape: KvShape, settings: EngineSettings) -> float:
-    """Blocks of one full-length request in the release's concurrency figure; 1 without a KV cache."""
+    """Blocks per full-length request, as the release's "Maximum concurrency" line counts them; 1 without KV cache."""
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(shape.stages))
     return plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0

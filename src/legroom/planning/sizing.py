@@ -50,7 +50,7 @@ class Fit:
 
     @property
     def holds(self) -> float:
-        """Requests of the full length at once, over all data-parallel engines."""
+        """How many full-length requests all data-parallel engines hold at once; 0 where the model does not fit."""
         return self.plan.holds if self.plan else 0.0
 
 
@@ -100,8 +100,8 @@ def size_models(
 
 
 def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
-    """The fewest GPUs of one kind for a model, given by its index, and for a quantized checkpoint if it needs fewer; of
-    this one also the fewest that are sure to fit, where that many are fewer than the model's, too."""
+    """The fewest GPUs for `cell`, (model's index in the task, kind of GPU), and for a quantized checkpoint if it needs
+    fewer; if that is tight, also the fewest that surely hold it, where fewer than the model's."""
     number, gpu = cell
     target, args = Target(task.models[number], gpu, 1, task.release), task.args[number]
     fit = fewest_gpus(target, args, task.goal)
@@ -118,7 +118,7 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
 
 
 def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
-    """JSON of one model, or its quantized checkpoint, on one GPU: count, price per hour, what limits it, command."""
+    """A row of `legroom size --json`: a model or its quantized checkpoint on one kind of GPU."""
     plan, usd = fit.plan, hourly_usd(fit, prices)
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
@@ -144,7 +144,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
 
 
 def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Sequence[Model] = ()) -> Fit:
-    """The fewest of `goal.gpus` that hold the goal with the target's model or one of `others`; else what is lacking."""
+    """The fewest of the GPU counts in `goal` that hold it, with the model or one of `others`; else what is lacking."""
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
     targets = [target, *(replace(target, model=other) for other in others)]
@@ -175,7 +175,7 @@ def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[
     models = list(dict.fromkeys(fit.model for fit in rows))
 
     def cost(fit: Fit) -> tuple[int, bool, float, int]:
-        """The sort key of a row within the table."""
+        """A row's sort key: the model's place, then fits before misfits, price, and memory bought."""
         usd = hourly_usd(fit, prices)
         price = math.inf if usd is None else usd
         return models.index(fit.model), fit.plan is None, price, fit.count * fit.gpu.total_bytes

@@ -81,7 +81,7 @@ class ServeArgs:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one unquantized parameter: 4 with --dtype float32, else 2, also where the checkpoint decides."""
+        """Bytes of one unquantized parameter: 4 with --dtype float32, else 2 (also without --dtype)."""
         return 4 if self.dtype in ("float", "float32") else 2
 
     @property
@@ -146,7 +146,7 @@ class EngineSettings:
 
 
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
-    """The values of the last flag `name` (`--port`) in `others`: () for a switch, None where it is not given."""
+    """The values of the flag `name` (`--port`) where it stands last in `others`; () for a switch, None if not given."""
     tokens = args.others
     values: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):
@@ -170,7 +170,7 @@ def served_port(args: ServeArgs) -> str:
 
 
 def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
-    """The JSON object that a flag in `others` holds; None where it is not given or no object."""
+    """The JSON object given to the flag `name`, one of `others`; None where it is not given or is no JSON object."""
     text = other_value(args, name)
     try:
         value = json.loads(text) if text else None
@@ -188,7 +188,7 @@ def redundant_experts(args: ServeArgs) -> int:
 
 
 def is_given(args: ServeArgs, name: str) -> bool:
-    """Whether the flag `name` (`--port`), which has no field of its own, is given among `others`."""
+    """Whether `others`, the flags without a field of their own, have the flag `name` (`--port`)."""
     return other_values(args, name) is not None
 
 
@@ -226,8 +226,8 @@ _NAMED = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("dflash", "dflash"), ("dsp
 
 
 def draft_method(config: Mapping[str, Any] | None) -> str:
-    """The speculative method: the given one, for none or `draft_model` the one that the draft's name implies (`ngram`
-    without a name); empty without speculative decoding."""
+    """The method of a --speculative-config; if it states none or `draft_model`, the one that the draft's name implies
+    (`ngram` without a name). Empty without speculative decoding."""
     if not config:
         return ""
     given, name = str(config.get("method") or ""), str(config.get("model") or "")
@@ -240,7 +240,7 @@ def draft_method(config: Mapping[str, Any] | None) -> str:
 
 
 def head_kind(config: Mapping[str, Any] | None) -> str:
-    """The method of a --speculative-config; `eagle3` for an EAGLE head with 3 in its name, though it says `eagle`."""
+    """As `draft_method`, but `eagle3` for an EAGLE head with eagle3 in its name, even if the config says `eagle`."""
     method = draft_method(config)
     return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
 

@@ -17,8 +17,8 @@ _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
-    """(vLLM's message, hint) for each refusal of the release's attention backends: none runs a kind of layer, or the
-    chosen one lacks a feature in use. Nothing for cards that are not NVIDIA's or not in the release's table."""
+    """(vLLM's message, hint) if no attention backend of the release runs a kind of layer, or the chosen one lacks what
+    a layer needs. Nothing for cards that are not NVIDIA's or not in the release's table."""
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
@@ -69,8 +69,8 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
 def _refusal(
     needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
 ) -> Iterator[tuple[str, str]]:
-    """vLLM's message and a hint where the named backend or every one rejects the layer, or Triton runs it on a card
-    too old for the KV cache dtype; otherwise nothing."""
+    """vLLM's message and a hint where the named backend (empty: each one) rejects the layer, or Triton runs it on a
+    card too old for the KV cache dtype; otherwise nothing."""
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     if named and against[named]:
         hint = f"leave --attention-backend out, or use {_first_backend(table, needs) or 'another card'}"
@@ -124,7 +124,7 @@ def _first_backend(table: BackendTable, needs: LayerNeeds) -> str:
 
 
 def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
-    """A hint naming the one setting without which some backend runs the layer; else that none runs it."""
+    """The first single change of a setting with which some backend runs the layer, as a hint; else that none does."""
     without: tuple[tuple[str, Any, str], ...] = (
         ("prefill_context_parallel", False, "leave --prefill-context-parallel-size out"),
         ("decode_context_parallel", False, "leave --decode-context-parallel-size out"),
@@ -141,7 +141,7 @@ def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
 
 
 def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
-    """What each attention layer, also of a draft model, needs of a backend; none for layers that bring their own."""
+    """What each distinct attention layer, also of a draft, needs of a backend; none for layers that bring their own."""
     common: dict[str, Any] = {
         "dtype": settings.dtype,
         "kv_cache_dtype": requested_cache_dtype(settings.given, model, gpu, release),
@@ -176,7 +176,7 @@ def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Rele
 
 
 def _draft_dtype(settings: EngineSettings, model: Model) -> str:
-    """The draft model's KV cache dtype: its own, else the main model's, but `auto` for GLM-5's default of fp8_e4m3."""
+    """The draft's KV cache dtype: its own, else the main model's; `auto` in place of GLM-5's default fp8_e4m3."""
     if own := (settings.given.speculative_config or {}).get("kv_cache_dtype"):
         return str(own)
     by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"

@@ -45,7 +45,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """V1's max_num_batched_tokens where none is given or it is replaced; `tokens`: the card's, `seqs`: max_num_seqs."""
+    """V1's default max_num_batched_tokens after its adjustments; `tokens`: the card's default, `seqs`: max_num_seqs."""
     # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
     shares_experts = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
     is_batched = shares_experts and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
@@ -83,7 +83,7 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
 
 
 def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether V1 chunks prefills: as given, which up to 0.11.0 only pooling models heed, else if the model can."""
+    """Whether V1 chunks prefills: as given (before 0.11.1 only for pooling models), else where the model allows it."""
     supported = not is_encoder_decoder(model)
     if is_pooling(args, model):
         supported = supported and not traits(model).bidirectional
@@ -94,7 +94,7 @@ def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool
 
 
 def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether V1 runs with prefix caching: as given or by the model's default; False where the release forbids it."""
+    """Whether V1 caches prefixes: as given, else by the model's default; False where the release cannot."""
     if is_pooling(args, model):
         supported = release.at_least("0.9.2") and not traits(model).bidirectional and not is_encoder_decoder(model)
     elif is_encoder_decoder(model) or traits(model).attention_free:
@@ -131,7 +131,7 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """Whether V0 chunks prefills: as given, else on NVIDIA above 32,768 max_model_len (0.5.3+), if features allow."""
+    """Whether V0 chunks prefills: as given, else with max_model_len above 32,768 on NVIDIA if no feature forbids it."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
     if release.before("0.5.3") or max_model_len <= CHUNKED_ABOVE_TOKENS or gpu.vendor != "nvidia":

@@ -33,7 +33,7 @@ class CommandPart:
 
     @property
     def long_name(self) -> str:
-        """The flag's full name for any spelling: short, abbreviated, `--no-`; as written less `no-` if unknown."""
+        """The flag's full name, if it is written short, abbreviated or with `--no-`; an unknown one without `no-`."""
         return self.flag.name if self.flag else _without_no_prefix(self.name)
 
     @property
@@ -43,7 +43,7 @@ class CommandPart:
 
 
 def command_parts(words: Sequence[str], release: Release | None = None) -> Iterator[CommandPart]:
-    """The flags and words in order, as the release parses them; without one, as the latest that has each flag does."""
+    """The flags, with their values, and bare words of a command, as the release parses them; None: as any does."""
     table = flags_ever() if release is None else flags_of(release)
     at = 0
     while at < len(words):
@@ -60,20 +60,20 @@ def command_parts(words: Sequence[str], release: Release | None = None) -> Itera
 
 
 def plain_name(word: str) -> str:
-    """The flag name of a word: `--max-model-len` for `--max_model_len=8`, without the key of a dotted flag."""
+    """The flag's name in a word as written: `--max-model-len` for `--max_model_len=8`, `--x` for `--x.key`."""
     name = word.partition("=")[0]
     return flag_name(name[2:].partition(".")[0]) if name.startswith("--") else name
 
 
 def long_name(name: str) -> str:
-    """The full name of a flag of any release, for any spelling; without `no-` for a name that no release has."""
+    """The full name of a flag, in any spelling, of any release; an unknown one as written, without `no-`."""
     plain = plain_name(name)
     flag = _flag_by_name_or_prefix(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
 
 
 def flags_in(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line by name as written, with values joined by spaces; "" for a switch."""
+    """The values of a command's flags, joined by spaces, by the name as written; "" for a switch."""
     return {part.name: part.value for part in command_parts(words) if part.name}
 
 
@@ -89,7 +89,7 @@ def _without_no_prefix(name: str) -> str:
 
 
 def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None:
-    """The flag with this name, its --no- form or this unique prefix; None where there is none or several."""
+    """The flag of `table` with this name or --no- name, or the only one with this prefix; None for none or several."""
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
@@ -98,7 +98,7 @@ def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None
 
 
 def _end_of_values(words: Sequence[str], at: int, flag: Flag | None) -> int:
-    """The index after the values of a flag that start at `at`; an unknown flag (None) takes one at most."""
+    """The index in `words` after a flag's values, which begin at `at`; an unknown flag (None) takes one at most."""
     kind, end = flag.kind if flag else "str", at
     if kind in ("switch", "bool") or (kind == "optbool" and words[at : at + 1] and words[at].lower() not in _TRUTHS):
         return at
@@ -109,7 +109,7 @@ def _end_of_values(words: Sequence[str], at: int, flag: Flag | None) -> int:
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
-    """The words with these flags set ("" for a switch) or removed (None)."""
+    """The words of a command with these flags set ("" for a switch) or removed (None)."""
     changed = {long_name(name) for name in flags}
     kept = [word for part in command_parts(words) if part.long_name not in changed for word in part.words]
     for name, value in flags.items():
@@ -119,7 +119,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings (by dest) as the release's flags; None removes one. Flags begin at `flags_at`."""
+    """The words with these settings (by dest) as the release's flags (None: removed); flags begin at `flags_at`."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:
@@ -134,7 +134,7 @@ def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any
 
 
 def changes_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | None]:
-    """The flags to set and to remove (None) to turn `now` into `before`."""
+    """The flags to give to `with_flags` to turn the command `now` into `before`; None for those to remove."""
     current, wanted = flags_in(now), flags_in(before)
     gone: dict[str, str | None] = {name: None for name in current if name not in wanted}
     return gone | {name: value for name, value in wanted.items() if current.get(name) != value}
@@ -168,7 +168,7 @@ def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
 
 
 def any_release_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by dest as flags, whether or not a release has them: True as `--x`, False as `--no-x`, None left out."""
+    """Settings by dest as flags, although no release may have them: True as `--x`, False as `--no-x`, None left out."""
     words: list[str] = []
     for dest, value in settings.items():
         name = flag_name(dest)
@@ -183,13 +183,13 @@ def any_release_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def change_words(settings: Mapping[str, Any]) -> list[str]:
-    """Changed settings as flags; a removed flag as `(without --flag)`."""
+    """Changed settings by dest as flags to show a user; a removed one (None) as `(without --flag)`."""
     dropped = [f"(without {flag_name(dest)})" for dest, value in settings.items() if value is None]
     return [*any_release_words(settings), *dropped]
 
 
 def flag_words(flag: Flag, value: Any) -> list[str]:
-    """One flag with its value as the release accepts it; empty for a switch that is off."""
+    """A flag with its value in the form that its release accepts; empty for a switch that is off."""
     if flag.kind in ("switch", "bool", "optbool"):
         if value:
             return [flag.name]
@@ -214,7 +214,7 @@ def _by_dest(release: Release) -> dict[str, Flag]:
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
-    """The value of the ServeArgs field `dest`; before 0.11.1 the compilation config also holds the capture sizes."""
+    """The ServeArgs field `dest` as its flag takes it: before 0.11.1 compilation_config holds the capture sizes."""
     value = getattr(args, dest)
     if release.at_least("0.11.1"):
         return value
@@ -226,7 +226,7 @@ def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
 
 
 def without_secrets(words: Iterable[str], release: Release | None = None) -> Iterator[str]:
-    """The words of a command and its variables, with placeholders for keys, tokens and credentials."""
+    """The words of a command, variables too, with placeholders in place of API keys, tokens and credentials."""
     for part in command_parts(tuple(words), release):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
         if part.name and is_secret_json_key(part.words[0].partition("=")[0].partition(".")[2]):

@@ -33,7 +33,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """What the release's config classes refuse, in their order; nothing for a release without recorded facts."""
+    """What the release's config classes refuse, as (vLLM's message, hint) in their order; empty if not recorded."""
     if not is_recorded(release):
         return
     yield from field_refusals(settings.given, release)
@@ -53,7 +53,7 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 
 def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Refusals of numbers beyond their field's bounds, and of keys and values in JSON flags; none if not recorded."""
+    """Refusals of numbers beyond their field's bounds, and of unknown keys and bad values in JSON flags."""
     if not is_recorded(release):
         return
     for dest, value in _given_numbers(args):
@@ -65,7 +65,7 @@ def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
 
 
 def _json_refusals(flag: str, class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
-    """A refusal where `fields` of the config class lack the `key` of a JSON flag, or forbid its value `item`."""
+    """A refusal where the config class, with these `fields`, lacks a JSON flag's `key` or forbids its value `item`."""
     rule = fields.get(key)
     if rule is None:
         near = ", ".join(sorted(fields)[:6])
@@ -80,14 +80,14 @@ def _json_refusals(flag: str, class_name: str, key: str, item: Any, fields: Mapp
 
 
 def _is_choice(item: Any, choices: list[Any]) -> bool:
-    """Whether an item is one of an enum's choices, by name in any case or by number."""
+    """Whether a value is one of an enum's choices: by name in upper case, or as an int by its position in the list."""
     if item in choices or (isinstance(item, str) and item.upper() in choices):
         return True
     return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < len(choices)
 
 
 def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str) -> Iterator[Refusal]:
-    """A refusal for each bound (ge, gt, le, lt) of the rule that the value violates; `shown`: the flag in the hint."""
+    """A refusal for each bound (ge, gt, le, lt) in `rule` that the value violates; `shown`: the flag in the hint."""
     for key, (words, holds) in _BOUNDS.items():
         if key in rule and not holds(value, rule[key]):
             yield f"{name}: Input should be {words} {rule[key]}", f"give {shown} a value {words} {rule[key]}"
@@ -110,7 +110,7 @@ def _given_numbers(args: ServeArgs) -> Iterator[tuple[str, float]]:
 
 
 def _json_value(args: ServeArgs, dest: str) -> Mapping[str, Any] | None:
-    """The JSON object of a flag, from its ServeArgs field or its words; None where not given."""
+    """The JSON object given to the flag of this dest, from its ServeArgs field or from `others`; None if not given."""
     return getattr(args, dest) if dest in FIELDS else json_value(args, flag_name(dest))
 
 

@@ -89,7 +89,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
 
 
 def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
-    """Whether graphs are captured: on Intel from 0.31 on, from 0.22 on by variable, and never with sleep mode."""
+    """Whether the platform captures graphs: always but on Intel, there from 0.22 by variable, from 0.31 by default."""
     if gpu.vendor != "intel":
         return True
     by_variable = release.at_least("0.22.0") and env_flag(args, "VLLM_XPU_ENABLE_XPU_GRAPH")
@@ -97,7 +97,7 @@ def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
 
 
 def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Whether the attention backend is captured with prefills: FlashAttention 3, Triton, and FlashInfer's MLA are."""
+    """Whether the attention kernel's full graphs hold prefills too: FlashAttention 3, Triton, and MLA on Blackwell."""
     major = gpu.compute_capability[0]
     if traits(model).mla:
         return major == 10
@@ -107,7 +107,7 @@ def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Re
 
 
 def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Whether attention runs outside CUDA graphs: chunked attention, old Triton MLA, some FlashInfer and Gemma-3."""
+    """Whether the attention backend has no full graphs: chunked attention, old Triton MLA, some FlashInfer, Gemma-3."""
     if traits(model).chunked:
         return release.at_least("0.11.0")
     major = gpu.compute_capability[0]
@@ -125,7 +125,7 @@ def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Rel
 
 
 def _asked_mode(value: Any) -> str | None:
-    """The mode's name from a number or text; None where it is not given or unknown."""
+    """The cudagraph_mode's name from a flag's number or text; None where it is not given or no such mode exists."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _MODE_NUMBERS.get(value)
     text = str(value).upper().removeprefix("CUDAGRAPHMODE.") if value is not None else ""
@@ -133,7 +133,7 @@ def _asked_mode(value: Any) -> str | None:
 
 
 def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -> str:
-    """The release's default mode before adjustments; `level`: that of compilation."""
+    """The release's default cudagraph_mode, before adjustments, at this compilation level (0 to 3)."""
     if release.at_least("0.12.0"):
         by_level = {0: "NONE", 1: "PIECEWISE"}
         return by_level.get(2 if args.optimization_level is None else args.optimization_level, "FULL_AND_PIECEWISE")
@@ -197,8 +197,8 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Capture sizes in tokens, up to `top`, of decode batches of up to max_num_seqs (at most `ceiling`) requests with
-    `query_len` tokens each (0.29+; for one token 0.31+)."""
+    """Capture sizes (tokens, at most `top`) of decode batches with `query_len` tokens a request: several (0.29+) for up
+    to min(max_num_seqs, `ceiling`) requests, one (0.31+) for max_num_seqs requests alone."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))

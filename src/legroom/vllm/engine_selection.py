@@ -12,7 +12,7 @@ from legroom.vllm.traits import is_encoder_decoder, is_pooling, traits
 
 
 def on_cpu(args: ServeArgs) -> ServeArgs:
-    """The flags with the defaults of vLLM's CPU platform: blocks of 128 tokens, float32 states, no CUDA graphs."""
+    """The flags as vLLM's CPU platform completes them: blocks of 128 tokens, float32 states, no CUDA graphs."""
     state_dtype = args.mamba_ssm_cache_dtype or "float32"
     return replace(args, block_size=args.block_size or 128, mamba_ssm_cache_dtype=state_dtype, enforce_eager=True)
 
@@ -64,7 +64,7 @@ _V0_ONLY = (
 
 
 def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[Literal["V0", "V1"], str]:
-    """(the engine, a sentence for the user where the release falls back to V0 or empty)."""
+    """(the engine, a sentence for the user on why the release falls back to V0, or an empty text)."""
     if release.at_least("0.11.0"):
         return "V1", ""
     asked = env_flag(args, "VLLM_USE_V1")
@@ -169,7 +169,7 @@ def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Lite
 
 
 def _is_v2_model(model: Model, release: Release) -> bool:
-    """Whether 0.22.0 - 0.28.0 run this model on V2 by default."""
+    """Whether 0.22.0 to 0.28.0 run this model on the V2 model runner by default."""
     listed = any(
         release.within(first, last) and model.architecture in names for first, last, names in _V2_ARCHITECTURES
     )
@@ -183,7 +183,7 @@ def _is_v2_model(model: Model, release: Release) -> bool:
 
 
 def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether a feature is in use that V2 lacks up to 0.28.0."""
+    """Whether the flags or the model use a feature that the V2 model runner lacks up to 0.28.0."""
     method = draft_method(args.speculative_config)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     allowed = {"", *(_V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"})}
@@ -197,7 +197,7 @@ def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> 
 
 
 def _v2_refuses(args: ServeArgs) -> bool:
-    """Whether a feature is in use that V2 lacks from 0.29.0 on."""
+    """Whether the flags use a feature that the V2 model runner lacks from 0.29.0 on."""
     spec = args.speculative_config or {}
     method = draft_method(spec)
     external = other_value(args, "--distributed-executor-backend") == "external_launcher"

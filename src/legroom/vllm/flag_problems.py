@@ -63,7 +63,7 @@ def _short_name_problem(name: str, release: Release) -> FlagProblem | None:
 
 
 def _abbreviation_problem(name: str, whole: str, release: Release) -> FlagProblem:
-    """The problem of the flag `whole`, reported for its abbreviation."""
+    """The problem of the flag `whole`, told under the abbreviation `name` that the user typed."""
     problem = explain_unknown(whole, release)
     return replace(problem, flag=name, message=f"{name} is short for {whole}: {problem.message}")
 
@@ -84,7 +84,7 @@ def _unknown_flag_problem(name: str, release: Release) -> FlagProblem:
 
 
 def _replacement_in_release(use: str, release: Release) -> str:
-    """The replacement `use`, with a flag or other words; empty where this release does not have its flag either."""
+    """The advised replacement `use` (a flag, or other words); empty where it is a flag that this release lacks, too."""
     flag = use.partition(" ")[0].partition(".")[0]
     if not flag.startswith("--") or flag in flags_of(release) or flag.replace("--no-", "--", 1) in flags_of(release):
         return use

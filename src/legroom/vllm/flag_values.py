@@ -22,7 +22,7 @@ class BadValue(Exception):
 
 
 def read_int(text: str, *, human: bool) -> int:
-    """A whole number; with `human`, also 32k (thousands) or 32K (1024s); BadValue otherwise."""
+    """A whole number; with `human` also `32k` (32,000) and `32K` (32,768); raises BadValue for other text."""
     text = text.strip()
     if _PLAIN_INT.fullmatch(text):
         return int(text)
@@ -47,7 +47,7 @@ def read_float(text: str) -> float:
 
 
 def read_json(text: str) -> Any:
-    """JSON, in which a bare 80k counts thousands; BadValue otherwise."""
+    """The parsed JSON, in which a bare 80k counts thousands; raises BadValue for other text."""
     if len(text) > _MAX_JSON_CHARS:
         raise BadValue(f"JSON of at most {_MAX_JSON_CHARS:,} characters")
     with suppress(ValueError, RecursionError):
@@ -80,7 +80,7 @@ def read_pairs(text: str) -> dict[str, int]:
 
 
 def dotted_value(text: str) -> Any:
-    """The value of `--some-config.key VALUE`: JSON, a count, or else a string."""
+    """The value in `--some-config.key VALUE`: JSON where it parses, a count such as 8k, or else the string itself."""
     with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=_refuse_constant)
     with suppress(BadValue):

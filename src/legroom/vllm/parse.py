@@ -40,7 +40,7 @@ class FlagReader:
     positionals: list[str] = field(default_factory=list)
 
     def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
-        """Record a problem of a flag; `instead`: the flag or value to write, if there is one."""
+        """Records a problem of a flag; `instead`: the flag or value to write in its place; `value`: the one written."""
         self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:
@@ -53,7 +53,7 @@ class FlagReader:
         return self.tokens[self.at - 1]
 
     def convert_and_store(self, flag: Flag, written: str, text: str) -> None:
-        """Store `text` as the flag's value, or record why the release does not accept it; `written`: its name there."""
+        """Stores `text` as the flag's value, or records why the release rejects it; `written`: the name as typed."""
         try:
             value = self._convert(flag, text)
         except flag_values.BadValue as expected:
@@ -68,7 +68,7 @@ class FlagReader:
         self.store(flag, value)
 
     def _newer_takes(self, flag: Flag, value: Any) -> bool:
-        """Whether the next release accepts the value, for a build between two; records an uncertain problem if so."""
+        """Whether the release after an unreleased build's takes the value; then an uncertain problem is recorded."""
         newer = successor(self.release)
         if newer is None or value not in (choices(flag.name, newer) or ()):
             return False
@@ -200,13 +200,13 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
 
 
 def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(the leading NAME=value words as variables, the words after them)."""
+    """(the leading NAME=value words as variables, the words after them) of a shell command."""
     count = next((i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     return dict(word.partition("=")[::2] for word in words[:count]), list(words[count:])
 
 
 def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]:
-    """(environment assignments, the tokens after the server's name, whether a bare word there is the model)."""
+    """(environment variables, the words after the program's name, whether a bare word among them is the model)."""
     env, tokens = split_assignments(tokens)
     for i, token in enumerate(tokens[:12]):
         if token == "serve" and i and tokens[i - 1].rpartition("/")[2] == "vllm":
@@ -264,7 +264,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
 
 
 def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
-    """(the flag of a name or unique prefix or None, whether --no- negates it); notes an ambiguous prefix."""
+    """(the flag with this name or only one with this prefix, else None; whether `--no-` negates it)."""
     table = flags_of(reader.release)
     if name in table:
         return table[name], False
@@ -352,7 +352,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
-    """Store a JSON flag's key (`--x.key V`) or list items (`--x.list+ a,b`); value None takes the next token."""
+    """Stores a JSON flag's key (`--x.key V`) or list items (`--x.list+ a,b`); without `value` the next word is read."""
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return

@@ -12,8 +12,8 @@ _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "flo
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The dtype of activations and unquantized weights, and a note where vLLM falls back for a card without bfloat16
-    (else ""); LegroomError for an unknown --dtype."""
+    """The dtype of activations and unquantized weights, and a note where a card without bfloat16 makes vLLM use another
+    ("" if not); LegroomError for an unknown --dtype."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
     if asked != "auto":
@@ -42,7 +42,7 @@ def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) ->
 
 
 def requested_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
-    """The KV cache dtype that the backends are asked for: `auto` follows the checkpoint where the release does."""
+    """The KV cache dtype that attention backends must support: --kv-cache-dtype; `auto` may be the checkpoint's."""
     dtype = args.kv_cache_dtype or "auto"
     if dtype == "auto":
         dtype = _checkpoint_dtype(model, release)
@@ -57,7 +57,7 @@ def requested_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Rele
 
 
 def _checkpoint_dtype(model: Model, release: Release) -> str:
-    """The KV cache dtype that the checkpoint states; `auto` without one and before the release that reads it."""
+    """The KV cache dtype that the checkpoint states; `auto` without one, or in releases that do not read it."""
     stored = model.quantization
     if stored is None or stored.kv_cache_dtype is None:
         return "auto"

@@ -29,8 +29,8 @@ def served_model(args: vllm_args.ServeArgs) -> Model:
 
 
 def with_draft(model: Model, args: vllm_args.ServeArgs, read: Callable[[str], Model] = load) -> Model:
-    """The model with the draft of --speculative-config, which `read` finds by its name; an unreadable head is left
-    out, a draft model raises."""
+    """The model with the draft that --speculative-config names, found by `read`; a head that cannot be read is left
+    out, a draft model that cannot raises LegroomError."""
     name = vllm_args.draft_name(args.speculative_config)
     if not name:
         return model
@@ -60,7 +60,7 @@ _LONGROPE_KEY = "original_max_position_embeddings"
 
 
 def max_model_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> int:
-    """The given length, or the one that the release derives from the config; RefusedByVllm for one too long."""
+    """The given max_model_len, else the one that the release derives from the config; RefusedByVllm if too long."""
     derived, limit = default_and_longest_len(args, model, release)
     window = model.config.get("sliding_window")
     if isinstance(window, int) and vllm_args.is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):
@@ -173,7 +173,7 @@ def _async_scheduling(args: vllm_args.ServeArgs, model: Model, release: Release,
 
 
 def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Release) -> bool:
-    """Whether the hybrid KV cache manager is off: sliding and chunked layers get the blocks of full attention."""
+    """Whether the hybrid KV cache manager is off: window and chunk layers then get as many blocks as full attention."""
     if release.before("0.9.1") or args.disable_hybrid_kv_cache_manager:
         return True
     chunked = traits(model).chunked
@@ -190,14 +190,14 @@ def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Releas
 
 
 def _takes_hybrid_manager(args: vllm_args.ServeArgs, release: Release) -> bool:
-    """Whether the KV connector works with the hybrid manager; True for one that is not known."""
+    """Whether the given KV connector works with the hybrid KV cache manager; True for an unknown one and for none."""
     known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
     name = (vllm_args.json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
     return name not in known or name in able
 
 
 def _ignored_flag_notes(args: vllm_args.ServeArgs, release: Release, engine: str) -> list[str]:
-    """Sentences about given flags without effect."""
+    """Sentences about given flags that have no effect in this release and engine."""
     notes = []
     if engine == "V1" and args.swap_space is not None:
         notes.append("--swap-space does nothing here: the V1 engine never swaps: a preempted request is recomputed")

@@ -26,7 +26,7 @@ _LARGEST = 2**50  # Above every token count and byte size of a real server.
 
 
 def check_given(args: ServeArgs, release: Release) -> None:
-    """Raises LegroomError for values that are out of range for every model."""
+    """Raises LegroomError for given values that vLLM refuses whatever the model is, such as a size below 1."""
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
@@ -76,7 +76,7 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_tokens(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm where max_num_batched_tokens is below a whole unchunked prompt or max_num_seqs."""
+    """Raises RefusedByVllm if max_num_batched_tokens is less than max_num_seqs, or unchunked than max_model_len."""
     tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     if tokens < length and not settings.enable_chunked_prefill:
         raise RefusedByVllm(
@@ -95,7 +95,7 @@ def _check_tokens(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_heads(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm where the TP size does not divide the heads, or the DCP size the TP size."""
+    """Raises RefusedByVllm where the heads do not divide by the TP size, or the TP size by the DCP size."""
     heads, ranks = traits(model).heads, settings.tensor_parallel_size
     if heads is not None and heads % ranks:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]

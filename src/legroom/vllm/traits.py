@@ -128,7 +128,7 @@ _IMAGE_MASKS = {
 
 
 def masks_images(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether the tokens of one image see each other in both directions (vLLM's `is_mm_prefix_lm`)."""
+    """Whether tokens of one image attend to each other in both directions (vLLM's `is_mm_prefix_lm`)."""
     if not model.modalities or not builds_encoders(args, model, release):
         return False
     return model.config.get("use_bidirectional_attention") == "vision" or model.architecture in _IMAGE_MASKS

@@ -42,7 +42,7 @@ class Unsupported:
 
 
 def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported | None:
-    """The first certain reason why the release does not run this, else the first uncertain one; None without any."""
+    """The first reason, a certain one before uncertain ones, why the release does not run these settings; else None."""
     found = [reason for check in _CHECKS for reason in check(settings, model, gpu, settings.release)]
     return next((reason for reason in found if reason.certain), found[0] if found else None)
 
@@ -232,7 +232,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
-    """The method of --quantization (`flag`); None if empty or overridden by the checkpoint's method (`declared`)."""
+    """The method of --quantization; None if not given or if the checkpoint's method (`declared`) overrides it."""
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
     takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
     return None if accepted == () or declared in _RENAMED or takes_any else flag or None
@@ -248,7 +248,7 @@ def _unknown_method(method: str, release: Release) -> Unsupported:
 
 
 def _on_unquantized(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where the method needs a quantized checkpoint and this one declares no method (`declared` None)."""
+    """A reason where the method runs quantized checkpoints only and this one has no quant_method (`declared` None)."""
     known = quantization_method(method, release)
     if declared is not None or model.quantization is not None or known is None or known.of_plain == "online":
         return
@@ -261,7 +261,7 @@ def _on_unquantized(method: str, declared: str | None, model: Model, release: Re
 
 
 def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where the card lacks the compute capability (on AMD, the support) that the method needs."""
+    """A reason where the card is below the method's least compute capability, or on AMD is not supported."""
     if gpu.vendor == "amd":
         supported = amd_methods(release)
         if supported is not None and method not in supported:
@@ -284,7 +284,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """A reason where the release lacks the compressed-tensors scheme, or the card's `capability` (75) is too low."""
+    """A reason where the release lacks the compressed-tensors scheme, or the card's `capability` (as 75) is too low."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."
@@ -308,7 +308,7 @@ def _scheme_name(scheme: Quantization) -> str:
 
 
 def _method_in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
-    """A reason where the quantization method does not support the dtype; `online`: of an unquantized checkpoint."""
+    """A reason where the method does not run in this dtype; `online`: it quantizes an unquantized checkpoint."""
     known = quantization_method(method, release)
     if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return
@@ -321,7 +321,7 @@ def _method_in_dtype(method: str, dtype: str, release: Release, *, online: bool)
 
 
 def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where a rank's slice of the experts does not hold whole scale blocks, or parts of 32 rows."""
+    """A reason where a rank's slice of an expert does not consist of whole scale blocks (0.32+: of 32 rows)."""
     scheme = model.quantization
     if scheme is None or scheme.block is None or scheme.weight_bits != 8 or settings.enable_expert_parallel:
         return
@@ -343,7 +343,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
 
 
 def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where a rank's slice of an MLP does not hold whole scale blocks or groups."""
+    """A reason where a rank's slice of an MLP does not consist of whole scale blocks or quantization groups."""
     scheme = model.quantization
     if scheme is None or not is_recorded(release):
         return
@@ -376,7 +376,7 @@ def _eplb_reasons(method: str, settings: EngineSettings, model: Model, release: 
 
 
 def _mx_group_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where online MXFP4 or MXFP8 meets encoder weights whose inputs on a rank are no multiple of 32."""
+    """A reason where online MXFP4 or MXFP8 would quantize encoder weights whose inputs per rank no 32 divides."""
     if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
     ranks = 1 if replicates_encoders(settings.given, model) else settings.tensor_parallel_size
@@ -402,7 +402,7 @@ def _declared_method(model: Model) -> str | None:
 
 
 def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -> str:
-    """The method that the release selects: the flag's, else the checkpoint's or its Marlin form; empty without any."""
+    """The method that the release runs: the flag's, else the checkpoint's, or its Marlin form; empty if unquantized."""
     scheme = model.quantization
     declared = _declared_method(model)
     if scheme is None or declared is None:
@@ -419,7 +419,7 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
 
 
 def _checkpoint_kind(declared: str, model: Model) -> str:
-    """The kind of checkpoint by which `facts.config_classes` lists accepted methods, from the `declared` method."""
+    """The kind of checkpoint that `accepted_quantizations` takes, for one whose config states the method `declared`."""
     model_type = model.config.get("model_type")
     if declared == "fp8" and model_type == "deepseek_v4":
         return "deepseek_v4"
@@ -430,7 +430,7 @@ def _checkpoint_kind(declared: str, model: Model) -> str:
 
 
 def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Whether --quantization may name this method for a checkpoint that declares another."""
+    """Whether vLLM takes --quantization `flag` for a checkpoint whose config states the method `declared`."""
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release)
     if accepted is not None:
         return not accepted or flag in accepted
@@ -455,7 +455,7 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own (bundled, or with transformers_version), so certain."""
+    """Whether the config is surely the checkpoint's own: bundled, or one with a transformers_version."""
     return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 

@@ -75,7 +75,7 @@ class Evidence:
     """The text from the match on, with the lines that follow, for a message that is wrapped over several lines."""
 
     def number(self, name: str) -> int | None:
-        """The integer that the message prints under this name; None where it prints none."""
+        """The integer that the message states for the named group of its pattern; None where it states none."""
         value = self.facts.get(name)
         return value if isinstance(value, int) else None
 
@@ -90,7 +90,7 @@ class LogPassage:
 
 
 def evidence_in(passage: LogPassage) -> list[Evidence]:
-    """The known messages that begin in the first line of a passage, without those that say less than another there."""
+    """The known messages that begin in a passage's first line, without those that another there makes redundant."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS].rstrip()
     # INFO messages have one line, and so has a word alone (a shell's `Killed`); errors may be wrapped or have several.
@@ -148,14 +148,14 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
 
 
 def _is_mention(role: Role, line: LogLine, start: int) -> bool:
-    """Whether the message at column `start` of a line only mentions an event, in a sentence or title, and logs none."""
+    """Whether the message at column `start` is only part of a sentence or title, rather than logged there."""
     if role == "milestone":
         return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
     return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)
 
 
 def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
-    """Whether a sentence names a function of the start-up without saying that anything failed there."""
+    """Whether a line is prose that names a function of the start-up, but no failure in it."""
     if line.at or line.process or line.rank is not None or not (message.phase or "").startswith("startup"):
         return False
     is_prose = line.text.count(" ") >= _FEWEST_WORDS_OF_SENTENCE and 'File "' not in line.text
@@ -174,13 +174,13 @@ _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 
 
 def is_truncated_error(message: str) -> bool:
-    """Whether a message is the text of a decisive error, or four characters or more of its beginning."""
+    """Whether a message is a decisive error's text or the beginning of one (four characters or more)."""
     opening = " ".join(_NUMBER.sub("#", message).split())
     return len(opening) >= _MIN_OPENING_CHARS and any(whole.startswith(opening) for whole in message_openings())
 
 
 def _whole_message(error: Evidence, line: str) -> Evidence:
-    """The error as the one known failure whose message its truncated text begins, with the figures left; else as is."""
+    """The error as the only known failure whose text begins like the cut-off `line`, with its figures; else as is."""
     given = line.partition(str(error.facts.get("type")))[2].lstrip(":( ").rstrip()
     opening = " ".join(_NUMBER.sub("#", given).split())
     found: dict[str, tuple[MessagePattern, dict[str, Value]]] = {}
@@ -202,7 +202,7 @@ def _whole_message(error: Evidence, line: str) -> Evidence:
 
 
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
-    """Each size in bytes; texts that are no size are skipped."""
+    """The sizes such as `1.96 GiB` in bytes; texts that are no size are left out."""
     sizes = []
     for text in texts:
         with suppress(ValueError, OverflowError):
@@ -218,7 +218,7 @@ def _message_pattern_set() -> PatternSet:
 
 @cache
 def _message_pattern(message: MessagePattern) -> str:
-    """The regular expression of a known message; of its literal texts where it has none."""
+    """The regular expression of a known message, or if it has none one that finds its literal texts (`marks`)."""
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)
 
 
@@ -247,7 +247,7 @@ class TorchOom:
 
 
 def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
-    """The figures of a `torch_oom` message, in the wording of any torch release; None without the wanted size."""
+    """The figures of torch's out-of-memory message, in any release's wording; None if it does not state the request."""
     wanted = evidence.facts.get("wanted_bytes")
     if not isinstance(wanted, int):
         return None

@@ -38,7 +38,7 @@ class LineWidth:
     at_words: bool
 
     def breaks(self, line: str, following: str) -> bool:
-        """Whether `following` is the wrapped rest of `line`."""
+        """Whether `following` is the rest of `line`, wrapped at this width, rather than a line of its own."""
         if not following.strip() or _NEW_LINE_START.match(following) or following[:8] == line[:8]:
             return False  # rows of a table
         if self.at_words:
@@ -53,7 +53,7 @@ class LineWidth:
         return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
     def rejoined(self, line: str, following: str) -> str:
-        """The line with its wrapped rest `following`, and with the blank between them that wrapping took away."""
+        """The line joined with its wrapped rest, and with a space between them where wrapping removed one."""
         if self.at_words:
             return f"{line.rstrip()} {following.lstrip()}"
         # A blank at the break is lost in pasted text.
@@ -64,7 +64,7 @@ class LineWidth:
 
 
 def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The log with wrapped lines joined; unchanged where its beginning does not show one width of wrapping."""
+    """The log with wrapped lines joined; unchanged if its beginning was not wrapped at one width."""
     source = iter(pieces)
     first = next(source, b"")
     width = line_width(first[:_SAMPLE_BYTES].decode("utf-8", "replace"))
@@ -81,9 +81,9 @@ def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield b"\n".join(_join_wrapped_lines(pending.split(b"\n"), width, more=False)[0])
 
 
-def line_width(sample: str) -> LineWidth | None:
-    """The width at which a text was wrapped; None where it was not."""
-    lines = [line.rstrip("\r") for line in sample.split("\n")]
+def line_width(beginning: str) -> LineWidth | None:
+    """The width at which this beginning of a text was wrapped; None where it was not."""
+    lines = [line.rstrip("\r") for line in beginning.split("\n")]
     longest = max(map(len, lines))
     if not _NARROWEST <= longest <= _WIDEST:
         return None
@@ -112,7 +112,7 @@ def line_width(sample: str) -> LineWidth | None:
 
 
 def _breaks_between_words(lines: list[str]) -> bool:
-    """Whether every line ends and the next begins with a whole known word, so that wrapping divided none."""
+    """Whether each line ends and the next begins with a whole known word, so that no word was cut in two."""
     filled = [words for line in lines if (words := line.lower().split())]
     return all({before[-1], after[0]} <= _message_words() for before, after in pairwise(filled))
 
@@ -125,7 +125,7 @@ def _message_words() -> frozenset[str]:
 
 
 def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
-    """(the rejoined lines; where `more` text follows, the last lines, whose rest may be in it, else empty)."""
+    """(joined lines, those that wait for the next piece of the log): the second is empty unless `more` follows."""
     whole: list[bytes] = []
     number = 0
     while number < len(lines):
@@ -188,7 +188,7 @@ class LogLine:
 
 
 def read_line(number: int, raw: str) -> LogLine:
-    """A line with process, rank, pid and time read from its prefixes."""
+    """A log line: its number and its text, with process, rank, pid and time as its prefixes state them."""
     text = server_text(raw)
     head = text[:400]
     process = _process_label(head) if "pid=" in head else None
@@ -213,7 +213,7 @@ def service_name(raw: str) -> str:
 
 
 def server_text(raw: str) -> str:
-    """What the server logged, without colours, JSON envelope and user prompts; empty for a line of `legroom run`."""
+    """What the server logged, without colours, JSON record and the user's prompt; "" for a line of `legroom run`."""
     text = plain_line(raw)
     if "legroom: " in text[:400] and without_prefixes(text[:400]).startswith("legroom: "):
         return ""
@@ -225,7 +225,7 @@ def server_text(raw: str) -> str:
 
 
 def without_prefixes(raw: str) -> str:
-    """The text after the prefixes of platform, executor and logger."""
+    """The line's text behind the prefixes of platform (Docker, Kubernetes), executor and logger."""
     text = raw
     for _ in range(6):
         head = text.lstrip(" ")
@@ -248,7 +248,7 @@ def with_ascii_figures(text: str) -> str:
 
 
 def plain_line(raw: str) -> str:
-    """A line without colours, control characters, changes of direction and the JSON envelope of a log collector."""
+    """The line without colours, control and text-direction characters; of a collector's JSON record its message."""
     line = raw[:LONGEST_LINE].rstrip("\r\n")
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
@@ -261,7 +261,7 @@ def plain_line(raw: str) -> str:
 
 
 def _message_of_json(text: str) -> str | None:
-    """The message of a JSON log record with its traceback, without colours; None where it is not such a record."""
+    """The message and traceback in a JSON log record, without colours; None where the text is no such record."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -276,7 +276,7 @@ def _message_of_json(text: str) -> str | None:
 
 
 def _process_label(head: str) -> re.Match[str] | None:
-    """The match of the last process label in front of a line, after Ray's own; None without one."""
+    """The match of the last process label such as `(EngineCore pid=7)` in a line's `head`; None without one."""
     last = _PROCESS.search(head)
     while last and (behind := _PROCESS.match(head, last.end())):
         last = behind

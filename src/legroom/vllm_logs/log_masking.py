@@ -33,7 +33,7 @@ def without_surrogates(text: str) -> str:
 
 
 def mask_log_values(value: Any) -> Any:
-    """A JSON value with every text in it masked, and all that a key with a secret's name holds."""
+    """A JSON value with every text masked as a log's, and with all values of keys that name a secret masked whole."""
     if isinstance(value, str):
         return masked_log_text(value)
     if isinstance(value, dict):

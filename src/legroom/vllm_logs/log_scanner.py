@@ -39,8 +39,8 @@ class Scanner:
         self._finder: LiteralFinder | None = None
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[LogPassage]:
-        """The lines with a mark (literal text of a known message), each with the lines after it; of a mark on more than
-        300 lines only samples."""
+        """The lines that contain a mark (literal text of a known message), each with the lines after it; only samples
+        of lines whose mark occurs more than 300 times."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
@@ -61,8 +61,8 @@ class Scanner:
         self.lines = at
 
     def _search_buffer(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[LogPassage, None, int]:
-        """Yield the lines of buffer[:end] with a mark, samples of frequent ones; return the number of its lines plus
-        `at`, that of the lines before it. `last`: nothing follows, so frequent marks are read too."""
+        """Yields the lines of buffer[:end] with a mark, samples of frequent ones; returns the number of all its lines plus
+        `at`, that of the lines before the buffer. `last`: the log ends here, so that frequent marks are read too."""
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
@@ -97,7 +97,7 @@ class Scanner:
                 hits = finder.find(buffer, position, end)
 
     def _sampled_line_starts(self, buffer: bytes, end: int) -> set[int]:
-        """Offsets in buffer[:end] of the first, middle and last line with each sampled mark, and of a once-read one."""
+        """Offsets of lines in buffer[:end]: first, middle, last with each sampled mark, one with a once-read mark."""
         starts: set[int] = set()
         for mark in self._sampled:
             first = buffer.find(mark, 0, end)
@@ -114,7 +114,7 @@ class Scanner:
         return starts
 
     def _count_mark(self, mark: bytes) -> bool:
-        """Count a mark; true where it now occurs so often that only samples of it are read."""
+        """Counts an occurrence of a mark; True when from now on only samples of it are read."""
         self.counts[mark] += 1
         if self.counts[mark] != MAX_LINES_PER_MARK:
             return False
@@ -128,19 +128,19 @@ class Scanner:
             self._finder = _finder_without(frozenset(self._sampled))
         return self._finder
 
-    def _search_long_line(self, buffer: bytes, at: int) -> Iterator[LogPassage]:
-        """What surrounds each mark in line `at + 1`, which has many megabytes; at most 64 times."""
+    def _search_long_line(self, buffer: bytes, before: int) -> Iterator[LogPassage]:
+        """The text around each mark (64 at most) of a line of many megabytes, which follows `before` other lines."""
         position = 0
         for _ in range(64):
             hit, mark = next(self._mark_finder().find(buffer, position, len(buffer)), (0, b""))
             if not mark:
                 return
-            yield read_passage(buffer, max(hit - 2000, 0), at + 1, hit)
+            yield read_passage(buffer, max(hit - 2000, 0), before + 1, hit)
             position = hit + _LONG_LINE_CONTEXT_BYTES
 
 
 def _search_end(buffer: bytes, end: int) -> int:
-    """The end of the buffer's part to search: a newline with enough lines after it for a wrapped message."""
+    """The end of the part of buffer[:end] to search now: a newline followed by enough lines for a wrapped message."""
     for _ in range(WINDOW_LINES + 1):
         end = buffer.rfind(b"\n", 0, max(end, 0))
         if end < 0:
@@ -149,8 +149,8 @@ def _search_end(buffer: bytes, end: int) -> int:
 
 
 def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None) -> LogPassage:
-    """The line that begins at `start`, with its number, and the lines after it. Of a long line only the text around
-    `hit`, the place of a mark, is read."""
+    """The line of this `number` that begins at `start`, and the lines after it. Of a long line only the text around
+    `hit`, the offset of a mark, is read."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
         start = hit - 2000
     lines: list[str] = []
@@ -171,7 +171,7 @@ def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None)
 
 
 def _process_id(buffer: bytes, start: int, stop: int) -> bytes:
-    """The `pid=N` near the start of a line, which is `buffer[start:stop]`; empty where it has none."""
+    """The `pid=N` near the beginning of the line buffer[start:stop]; empty where it has none."""
     at = buffer.find(b"pid=", start, min(stop, start + _PREFIX_BYTES))
     return buffer[at : at + 12].partition(b")")[0].partition(b",")[0] if at >= 0 else b""
 
@@ -189,5 +189,5 @@ def all_marks() -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4)
 def _finder_without(sampled: frozenset[bytes]) -> LiteralFinder:
-    """A finder of every mark but the sampled ones; cached."""
+    """A finder of every mark except the `sampled` ones, built once for each such set."""
     return LiteralFinder(tuple(mark for mark in all_marks() if mark not in sampled))

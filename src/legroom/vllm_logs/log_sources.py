@@ -21,7 +21,7 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a text is the path of a file or folder on this machine, rather than a log."""
+    """Whether the text is the path of an existing file or folder, and not itself a log."""
     if not text.strip() or "\n" in text:
         return False
     try:
@@ -54,7 +54,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
 
 
 def pieces_of_command(words: list[str], what: str) -> Iterator[bytes]:
-    """The output of a program such as `journalctl -u UNIT`; LegroomError, naming `what`, where it fails."""
+    """The output of a program such as `journalctl -u UNIT`; LegroomError where it fails. `what`: whose log it is."""
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[
 
 
 def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
-    """Decompressed pieces, as far as a truncated file goes; LegroomError if none; `damaged`: the decoder's error."""
+    """Decompressed pieces, of a cut-off file as far as it goes, or LegroomError; `damaged`: the decoder's error."""
     pending: list[bytes] = []
     size = 0
     while True:
@@ -136,12 +136,13 @@ class _PrependedStream:
         self._head, self._rest = head, rest
 
     def read(self, size: int) -> bytes:
+        """Up to `size` bytes: those read before, then those of the stream."""
         taken, self._head = self._head[:size], self._head[size:]
         return taken or self._rest.read(size)
 
 
 def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The pieces in UTF-8, converted from UTF-16 by its byte order mark; raises LegroomError if binary."""
+    """The pieces as UTF-8, from UTF-16 where its byte order mark begins them; LegroomError for binary data."""
     for mark, encoding in _UTF16.items():
         if first.startswith(mark):
             decoder = codecs.getincrementaldecoder(encoding)("replace")

@@ -34,7 +34,7 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
 def load_logged_model(name: str) -> Model:
-    """The model of a name that a log prints: Hub id, folder, Hub cache path or known folder; else LegroomError."""
+    """The model that a log names: by Hub id, folder, Hub cache path or a known model's folder; else LegroomError."""
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
@@ -73,7 +73,7 @@ _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P
 
 
 def engine_facts(config: str) -> dict[str, Any]:
-    """Settings by vLLM's Python names, from the `Initializing ... LLM engine` line; those it lacks are left out."""
+    """Settings, by vLLM's Python names, in the text of the `Initializing ... LLM engine` line (`config`)."""
     found = {name: match["value"] for name, pattern in _ENGINE_FACTS.items() if (match := pattern.search(config))}
     facts = {name: value for name, text in found.items() if (value := _python_literal(text)) is not None}
     sizes = _CAPTURE_SIZES.search(config)
@@ -83,7 +83,7 @@ def engine_facts(config: str) -> dict[str, Any]:
 
 
 def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
-    """The flags in the texts of `non-default args` and `Namespace`, completed by the engine's settings `facts`."""
+    """The flags in the texts of `non-default args` (`mapping`) and `Namespace`; those they lack from `facts`."""
     given: dict[str, Any] = {}
     for text in (namespace, mapping):
         if text is not None:
@@ -101,8 +101,8 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
 
 
 def given_args(mapping: str | None, namespace: str | None, release: Release | None, from_llm: bool) -> GivenFlags:
-    """The flags that were typed, defaults left out, from the text of `non-default args` (`mapping`), else of Namespace.
-    `from_llm`: the server was started by the LLM class."""
+    """The flags that the user typed, from the text of `non-default args` (`mapping`), else from Namespace's without its
+    defaults. `from_llm`: the LLM class started the engine, not a server."""
     text = mapping if mapping is not None else namespace
     if text is None:
         return GivenFlags()
@@ -125,7 +125,7 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
-    """Flags without effect on memory (tokenizer, load format ...) that the engine's config line shows, as words."""
+    """Flags without effect on memory (tokenizer, load format ...) from the engine's config line, as words."""
     named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
     values = {name: _python_literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
     known = {name: value for name, value in values.items() if value not in (None, ...)}
@@ -136,7 +136,7 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 
 def _typed_value(name: str, value: Any) -> Any:
-    """The value in the type of the field `name` (-1 for a length of `auto`); None for a value of another type."""
+    """The value as the ServeArgs field `name` has it (-1 for a length of `auto`); None if it is of another type."""
     if name == "max_model_len" and value == "auto":
         return -1
     kind = FIELDS[name].partition(" ")[0].partition("[")[0]  # of `tuple[int, ...] | None`
@@ -146,7 +146,7 @@ def _typed_value(name: str, value: Any) -> Any:
 
 
 def _plain_pairs(text: str) -> dict[str, Any]:
-    """Names with plain values anywhere in a text, the first value of each; other text is skipped."""
+    """Every `name=value` or `'name': value` with a plain value in a text, the first of each name."""
     pairs: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
         pairs.setdefault(pair["name"], _python_literal(pair["value"]))
@@ -186,7 +186,7 @@ class PrintedFlags:
 
 
 def read_printed(text: str) -> PrintedFlags:
-    """Outermost names and values of a printed dict or call; a truncated text as far as it goes."""
+    """Names and values at the top level of a printed dict or call; of a truncated text those before the cut."""
     text = text.translate(_STRAIGHT)
     values: dict[str, Any] = {}
     unread: list[str] = []
@@ -206,7 +206,7 @@ def read_printed(text: str) -> PrintedFlags:
 
 
 def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
-    """The printed flags without unread ones and those equal to the release's default (any release's if unknown)."""
+    """The printed flags that are not the release's default (None: any release's), and whose value could be read."""
     by_dest = _flags_by_dest(release)
     values = {
         name: value
@@ -218,7 +218,7 @@ def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
 
 
 def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool = False) -> tuple[str, ...]:
-    """Command-line words of printed flags of the release that `ServeArgs` lacks; `from_llm`: not those of LLM()."""
+    """Printed flags without a ServeArgs field as command-line words; `from_llm`: not those that LLM() itself sets."""
     words: list[str] = []
     by_dest = _flags_by_dest(release)
     for name, value in printed.values.items():
@@ -241,7 +241,7 @@ def _flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def _flags_by_dest(release: Release | None) -> dict[str, Flag]:
-    """Flags by argparse destination: those of every release, with this release's definitions first."""
+    """Flags of every release by argparse's dest; those of this release as it defines them."""
     table = {flag.dest: flag for flag in flags_ever().values()}
     return table if release is None else table | {flag.dest: flag for flag in flags_of(release).values()}
 
@@ -258,7 +258,7 @@ def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
 
 
 def _end_of_value(text: str, at: int) -> int | None:
-    """Index of the comma or bracket after the value at index `at`; None where the text ends before."""
+    """The index of the comma or closing bracket after the value at index `at`; None where the text ends before it."""
     depth, quote = 0, ""
     while at < len(text):
         char = text[at]

@@ -108,7 +108,7 @@ def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
 
 
 def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEvent]:
-    """The start-up events of one line without colours and JSON envelope, printed by this `process` (empty: unknown)."""
+    """The start-up events in one line of text without colours and JSON; `process`: who logged it, empty if unknown."""
     for index in _startup_patterns().matching(line):
         form = startup_lines()[index]
         pattern, excluded_prefixes = _without_lookbehind(form.pattern.pattern)
@@ -126,13 +126,13 @@ def _startup_patterns() -> PatternSet:
 
 
 def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """(the pattern without look-behinds, which RE2 lacks; the texts that must not precede a match)."""
+    """(the pattern without negative look-behinds, which RE2 lacks; the texts that must not stand before a match)."""
     return _LOOKBEHIND.sub("", pattern), tuple(match["text"] for match in _LOOKBEHIND.finditer(pattern))
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
-    """The events of a log as one list per start-up. The next one begins with a banner, flags or an engine's line that
-    the same process has printed before, and with a banner or flags after any engine's line."""
+    """The events of a log, one list per start-up. A new one begins with a banner, flags or an engine's config line that
+    the same process has printed before, and with a banner or flags after any engine's config line."""
     current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:
@@ -149,7 +149,7 @@ def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]
 
 
 def startup_of(events: list[StartupEvent]) -> Startup:
-    """The start-up (settings, memory, outcome) that these log events describe."""
+    """What these events of one start-up say: its settings, memory figures and outcome."""
     printed: Printed = defaultdict(list)
     for event in events:
         for name, value in event.fields.items():
@@ -180,6 +180,7 @@ def _with_settings(startup: Startup, events: list[StartupEvent], printed: Printe
     """The start-up with release, arguments and engine settings as the log prints them."""
 
     def first_text(name: str) -> str | None:
+        """The first printed value of this name as text; None where none was printed."""
         return str(printed[name][0]) if printed[name] else None
 
     config, mapping, namespace = map(first_text, ("config", "mapping", "namespace"))
@@ -245,7 +246,7 @@ def _with_memory(startup: Startup, printed: Printed) -> Startup:
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
-    """The failure at this event; an out-of-memory error is named by the last phase that the log shows."""
+    """The failure at events[index]; an out-of-memory error is named for the last phase logged before it."""
     event = events[index]
     id_ = event.id
     if id_ == "out_of_memory":

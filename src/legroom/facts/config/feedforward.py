@@ -79,7 +79,7 @@ _BY_ARCHITECTURE = {
 
 
 def _first_int(config: Config, names: Sequence[str]) -> int:
-    """The first of these fields that is a positive number (of a list its largest item); 0 where none is."""
+    """The first of the config's fields `names` that is positive, or the largest item of a list; 0 where none is."""
     for name in names:
         value = config.get(name)
         if isinstance(value, (list, tuple)):
@@ -166,7 +166,7 @@ _CORRECTED = frozenset(
 
 
 def _shared_expert_width(config: Config, kind: str, width: int) -> int:
-    """The intermediate size of all shared experts of the model type `kind` together, each `width` wide; 0 without."""
+    """The intermediate size of all shared experts together; `kind`: model type, `width`: of one expert; 0 without."""
     stated = _first_int(config, _SHARED_WIDTH)
     if kind == "llama4":
         return stated or width
@@ -180,7 +180,7 @@ def _shared_expert_width(config: Config, kind: str, width: int) -> int:
 
 
 def _sparse_layers(config: Config, count: int) -> list[bool]:
-    """Whether each layer has experts, by the config's list, or first layer and step; without any, every layer does."""
+    """Whether each of `count` layers has experts: by a list in the config, by first layer and step, else all."""
     types = config.get("mlp_layer_types")
     if isinstance(types, (list, tuple)) and len(types) >= count:
         return [kind == "sparse" for kind in types[:count]]
@@ -204,7 +204,7 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
 
 
 def _nemotron_h_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's feed-forward block by the hybrid pattern; None for a Mamba or attention layer."""
+    """Each layer's feed-forward block by hybrid_override_pattern; None for a Mamba or attention layer."""
     pattern = config.get("hybrid_override_pattern")
     letters = (
         pattern.replace("|", "")
@@ -231,7 +231,7 @@ _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 
 def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's MLP by `block_configs`; None where it is left out or replaced by a linear layer."""
+    """Each layer's MLP by `block_configs`; None where the config omits it or replaces it by a linear layer."""
     hidden = int_field(config, "hidden_size")
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
@@ -254,7 +254,7 @@ def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """The same block for each layer: experts with the shared MLP, or the shared MLP alone, or None."""
+    """For every layer the same block: experts with a shared MLP, a shared MLP alone, or None."""
     hidden, experts = int_field(config, "hidden_size"), _expert_block({**config, "shared_intermediate_size": 0}, "")
     width = _first_int(config, ("shared_intermediate_size",))
     shared = Dense(hidden, width) if width else None

@@ -79,8 +79,8 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
 
 
 def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The kinds of `count` layers by `layer_type_counts` in `text`, the text model's config: the family's (`usual`) if
-    it has as many full layers, else these spread evenly; empty without counts of full and one other kind."""
+    """The kinds of `count` layers by the text config's `layer_type_counts`: the family's pattern `usual` if its full
+    layers are as many, else the full ones spread evenly; empty unless full layers and one other kind are counted."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
         return ()
@@ -97,7 +97,7 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usu
 
 
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
-    """The layers' kinds with `sliding` as `full` where the config has no sliding_window."""
+    """The layers' kinds, each `sliding` one as `full` where the config has no sliding_window."""
     if text.get("sliding_window") is not None:
         return kinds
     return tuple("full" if kind == "sliding" else kind for kind in kinds)

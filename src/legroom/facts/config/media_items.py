@@ -72,7 +72,7 @@ class _Grid:
         return MediaItem(kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within)
 
     def _sampled_video(self, kind: str, spec: Config) -> MediaItem:
-        """GLM-V: the video with the most tokens, and those of each number of frames (`lengths`)."""
+        """GLM-V's video with the most tokens; `lengths` of the item are the tokens for each number of frames."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
         # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in pairs.
         unit = self.patch * self.merge
@@ -87,7 +87,7 @@ class _Grid:
         return MediaItem(kind, max(by_frames), max(by_frames) * self.merge**2, lengths=tuple(by_frames))
 
     def _growing_video(self, kind: str, spec: Config) -> MediaItem:
-        """A video of as many frames as fit into max_model_len; `steps` of the spec describes one step of frames."""
+        """A video of as many frames as max_model_len allows; `steps` of the spec says what each step of frames adds."""
         step = self._one_tile_image() if spec["steps"] == "tile" else self.largest_item("image", spec["steps"])
         return MediaItem(
             kind,
@@ -101,7 +101,7 @@ class _Grid:
         )
 
     def _one_tile_image(self) -> MediaItem:
-        """An image of one tile, of `image_seq_length` tokens, else of (side x `downsample_ratio`, or 0.5) squared."""
+        """An image of one tile: `image_seq_length` tokens, else the (patches per side x `downsample_ratio`) squared."""
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
             tokens = int((self.side * float(self.config.get("downsample_ratio") or 0.5)) ** 2)

@@ -42,7 +42,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
 
 @cache
 def _live_tensors(name: str) -> tuple[LiveTensors, ...]:
-    """The candidates for the peak of an encoder's forward pass: the rows of the table `name` under `live`."""
+    """The candidates for the peak of an encoder's forward pass: the rows of towers.json under `live` and this name."""
     return tuple(LiveTensors(**row) for row in read_data("towers.json")["live"][name])
 
 
@@ -59,7 +59,7 @@ def _tower_family(config: Config) -> str:
 
 
 def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
-    """The encoder's default config in this family, some by the language model's width; empty for no row."""
+    """The default encoder config of a family's row of towers.json, by the language model's width; {} without a row."""
     if row is None:
         return {}
     chosen: dict[str, Any] = dict(row.get("default", {}))
@@ -79,8 +79,8 @@ class _Encoder:
     text_width: int
 
     def field(self, name: str, fallback: int = 0) -> int:
-        """A number of the vision config by its name in the family or `name`, a list's first; `fallback` for none,
-        LegroomError for an implausible one."""
+        """The vision config's number under the family's field for `name`, else under `name` (a list's first), else
+        `fallback`; LegroomError for an implausible one."""
         for key in (self.row.get("names", {}).get(name), name):
             value = self.vision.get(key) if key else None
             value = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -234,7 +234,7 @@ def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
 
 
 def _mlp(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
-    """The weights of a projector's layers, `inputs` to `width` to `width`; `split`: over tensor-parallel ranks."""
+    """The weights of a projector's two layers, from `inputs` to `width` to `width`; `split`: over TP ranks."""
     pair = [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
     return pair if split else [replace(weight, split="") for weight in pair]
 

@@ -37,7 +37,7 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """The scheme with 4-bit routed experts if `expert_dtype` of config or section is fp4, DeepSeek-V4's default."""
+    """The scheme with 4-bit routed experts if `expert_dtype` in the config or its quantization section is fp4."""
     default = "fp4" if config.get("model_type") == "deepseek_v4" else None
     if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype", default), section.get("expert_dtype")):
         return scheme
@@ -78,7 +78,7 @@ def _int_or_default(section: Config, *names: str, default: int) -> int:
 
 
 def _unquantized_modules(section: Config, *names: str) -> tuple[str, ...]:
-    """The first of these fields that is a list: the names of modules kept unquantized; empty where none is."""
+    """The modules kept unquantized: the first of the section's fields `names` that is a list; empty without one."""
     values = (section.get(name) for name in names)
     return next((tuple(map(str, value)) for value in values if isinstance(value, (list, tuple)) and value), ())
 
@@ -235,7 +235,7 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
-    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4; not for `ignored` modules."""
+    """ModelOpt's MIXED_PRECISION by its list of layers, else FP8 for attention and NVFP4; `ignored`: unquantized."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):

@@ -83,7 +83,7 @@ class PackedCard:
 
     @property
     def sure_headroom_bytes(self) -> int:
-        """Free bytes of the card where every server needs the upper end of its error band."""
+        """Free bytes of the card, less its reserve, if every awake server needs the upper end of its error band."""
         return self.headroom_bytes - self.spread_bytes - self.card.reserve_bytes
 
 
@@ -122,7 +122,7 @@ class PackChange:
 
 
 def pack(request: PackRequest) -> PackResult:
-    """Place every server, divide the free memory among their KV caches, and plan each beside all its neighbours."""
+    """The servers placed on cards, their KV caches sized to share free memory, each planned beside its neighbours."""
     shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
     sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
     needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
@@ -152,7 +152,7 @@ def pack(request: PackRequest) -> PackResult:
 def _fullest_shift(
     problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
-    """Use of a card in the shift (servers awake together) with the least headroom; `pools`: KV bytes by server."""
+    """Use of a card in the shift (set of servers awake together) that leaves it least; `pools`: KV bytes by server."""
     here = servers_on(card, placement, needs)
     uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
@@ -175,7 +175,7 @@ def _planned_beside_all(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned with all neighbours at their peak, as if started last; `pools`: KV bytes by server."""
+    """One server planned as if it started last, its neighbours at their peak; `pools`: KV bytes by server."""
     name = needs.server.name
     cards = placement[name]
     uses = (
@@ -219,7 +219,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
 
 
 def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
-    """The closest miss: every server on the emptiest cards with its smallest KV cache."""
+    """The result where no placement fits: every server on the emptiest cards with its smallest KV cache."""
     here: dict[int, list[ServerNeeds]] = {card.number: [] for card in problem.cards}
     placement: dict[str, tuple[int, ...]] = {}
     for each in sorted(needs, key=lambda each: -each.least_bytes):

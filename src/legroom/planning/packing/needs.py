@@ -46,8 +46,8 @@ def default_name(args: ServeArgs) -> str:
 
 
 def with_own_names_and_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """Servers with names of their own (NAME, NAME-2 ...) and, if several, those without a port on free ones from 8000
-    (vLLM's default) on; LegroomError for a port given twice."""
+    """The servers with distinct names (NAME, NAME-2 ...) and, where several, ports: those without get free ones from
+    vLLM's default 8000 on; LegroomError for a port given twice."""
     given = [other_value(server.args, "--port") for server in servers]
     for twice in {port for port in given if port is not None and given.count(port) > 1}:
         raise LegroomError(f"two servers have --port {twice}", "give each its own")
@@ -151,7 +151,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
 
 
 def _with_goal(server: PackedServer) -> PackedServer:
-    """The server with the goal's context as max_model_len, unless given, and max_num_seqs raised to its concurrency."""
+    """The server with its goal as flags: context as max_model_len unless given, max_num_seqs for its concurrency."""
     goal, target = server.goal, server.target
     if goal is None:
         return server
@@ -163,7 +163,8 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """Bytes of (least KV cache, most useful one, a block), zeros without one; LegroomError if it is unsupported."""
+    """Bytes of (the least KV cache that starts, the largest useful one, one block); all 0 without a KV cache.
+    LegroomError where the release does not support it."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

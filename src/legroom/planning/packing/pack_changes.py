@@ -25,7 +25,7 @@ _SPLITS = (2, 4, 8)
 
 
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
-    """Up to four changes that make a pack fit, the smallest loss first; none where it fits."""
+    """Up to four changes, each of which makes a pack fit, smallest loss first; empty where it fits already."""
     if result.verdict != "does_not_fit":
         return ()
     fitting = (change for change in _candidate_changes(result) if change.result.verdict != "does_not_fit")
@@ -68,7 +68,7 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The change to the longest max_model_len of this server that frees what the cards lack; nothing if too short."""
+    """A change to this server's longest max_model_len that frees what the cards lack; nothing if that is too short."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
     if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
@@ -82,7 +82,7 @@ def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The change to as many concurrent requests in a server's goal as memory allows; nothing without a goal."""
+    """A change to a lower concurrency in this server's goal, the highest that memory allows; nothing without a goal."""
     goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
     if goal is None or goal.concurrency < 2 or room <= 0:
@@ -95,14 +95,14 @@ def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChan
 
 
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
-    """The change to these flags of one server, for `why`, with the request packed anew; nothing if refused."""
+    """The change of one server to these flags, for the reason `why`, packed anew; nothing where vLLM refuses them."""
     yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
 
 
 def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
-    """The change, shown as `flags` and `why`, to the server `changed`, packed anew; nothing where vLLM refuses it."""
+    """The change that puts `changed` in place of the server of its name, packed anew; nothing where vLLM refuses it."""
     with suppress(LegroomError):  # the release or the model does not take them
         yield PackChange(changed.name, why, pack(_with_changed(request, changed)), flags)
 
@@ -130,7 +130,7 @@ def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
 
 
 def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
-    """The same servers on the fewest cards that hold them, up to `most`; None: none do, MIG slices, unequal cards."""
+    """The pack on the fewest cards, up to `most`, that hold it; None if none do, for MIG slices or unequal cards."""
     request = result.request
     cards = request.cards
     if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:
@@ -177,8 +177,8 @@ def proof(result: PackResult) -> tuple[str, ...]:
 
 
 def meet_goals(result: PackResult) -> PackResult:
-    """The pack with servers that no card holds split over several, and searched flags for servers with a capacity goal,
-    one by one until it fits; it may still not fit."""
+    """The pack with servers too large for a card split over several and, one by one until it fits, flags searched for
+    servers with a capacity goal; it may still not fit."""
     result = _split_where_needed(result)
     if result.verdict != "does_not_fit":
         return result
@@ -197,7 +197,7 @@ def meet_goals(result: PackResult) -> PackResult:
 
 
 def _split_where_needed(result: PackResult) -> PackResult:
-    """The pack with each server that one card does not hold on the fewest that do; as it is where that does not fit."""
+    """The pack with each server too large for one card split over the fewest that hold it; unchanged if none do."""
     request, splits, cards = result.request, dict[str, int](), result.request.cards
     for needs in result.needs if result.verdict == "does_not_fit" else ():
         if cards[0].is_slice or needs.server.gpus > 1 or needs.least_bytes <= cards[0].gpu.total_bytes:

@@ -35,7 +35,7 @@ class Card:
 def offered_cards(
     gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = (), used_bytes: int = 0
 ) -> tuple[Card, ...]:
-    """The cards of a machine; `others`: programs with the number of their card, `used_bytes`: in use on every card."""
+    """The cards of a machine; `others`: (card number, program that uses it); `used_bytes`: in use on every card."""
     in_use = [OtherProgram("in use", used_bytes)] if used_bytes else []
     programs = [(*in_use, *(its for at, its in others if at == number)) for number in range(len(gpus))]
     reserves = [desktop_bytes(gpu) + reserve_bytes(gpu) for gpu in gpus]
@@ -59,7 +59,7 @@ class PackingProblem:
     band_kept: float = 1.0
 
     def room_bytes(self, card: Card, shift: Shift, here: Sequence[ServerNeeds]) -> int:
-        """Free memory of a card in a shift when every server has its smallest KV cache; negative: they do not fit."""
+        """Free bytes of a card in one shift with these servers at their smallest KV cache; negative: no fit."""
         taken = card.others_bytes + int(card.reserve_bytes * self.band_kept)
         for needs in here:
             if needs.server.name in shift.awake:
@@ -85,7 +85,7 @@ class _Search:
     tried: int = 0
 
     def place(self, left: Sequence[ServerNeeds]) -> bool:
-        """Place the servers left, by backtracking; False where no placement is found or too many were tried."""
+        """Places the servers in `left` by backtracking; False if no placement fits or too many were tried."""
         if not left:
             return True
         needs, rest = left[0], left[1:]
@@ -104,7 +104,7 @@ class _Search:
         return False
 
     def _choices(self, needs: ServerNeeds) -> Iterator[tuple[int, ...]]:
-        """Sets of card numbers for a server, the emptiest first; equivalent sets once."""
+        """Tuples of card numbers for a server, the emptiest cards first, without those equal to one tried before."""
         rooms = {card.number: self._room_bytes(card.number) for card in self.problem.cards}
         order = sorted(rooms, key=lambda number: (-rooms[number], number))
         equivalent: set[tuple[tuple[int, int], ...]] = set()
@@ -138,7 +138,7 @@ _HUGE = float(1 << 50)
 
 
 def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement) -> dict[str, int]:
-    """Each server's KV cache bytes per card, in whole blocks: free memory in proportion to the servers' weight."""
+    """KV cache bytes of each server per card, in whole blocks; free memory is shared in proportion to their weight."""
     pools = {each.server.name: float(each.least_pool_bytes) for each in needs}
     growing = {each.server.name for each in needs if each.block_bytes and each.most_pool_bytes > each.least_pool_bytes}
     while growing:
@@ -167,7 +167,7 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
 def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
-    """The KV cache bytes of each server, those in `growing` raised by `level` x weight up to their maximum."""
+    """KV cache bytes by server, those of `growing` raised by `level` x the server's weight, up to its maximum."""
     raised = {each.server.name: (level * each.server.weight, float(each.most_pool_bytes)) for each in needs}
     return {**pools, **{name: min(pools[name] + raised[name][0], raised[name][1]) for name in growing}}
 

@@ -39,7 +39,7 @@ class ChangedFlag:
 
 
 def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
-    """The same server for another release: renamed flags renamed, refused flags left out."""
+    """The same server's arguments for another release: renamed flags under their new name, refused ones left out."""
     words = list(command(args, new))
     for problem in parse_flags(words, new).problems:
         if problem.stops_vllm:
@@ -48,7 +48,7 @@ def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
 
 
 def _without_refused_flag(words: list[str], problem: FlagProblem) -> list[str]:
-    """The command without a flag that the release refuses; with its successor where there is one."""
+    """The command's words without the flag of this problem; with its successor in its place where there is one."""
     instead, _, value = problem.instead.partition(" ")
     given = flags_in(words)
     if problem.kind == "renamed":
@@ -96,7 +96,7 @@ def _changed_given_flags(words: list[str], before: Release, after: Release) -> I
 def _resolved_defaults(
     words: list[str], old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
 ) -> Iterator[ChangedFlag]:
-    """Flags not given whose value vLLM computes at start-up, and computes differently."""
+    """Flags not given whose value vLLM computes at start-up, where the new release computes another."""
     names = _given_names(words, releases[0])
     for field, flag in _COMPUTED_FLAGS.items():
         values = getattr(old, field), getattr(new, field)
@@ -127,7 +127,7 @@ def _given_names(words: list[str], release: Release) -> set[str]:
 
 
 def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
-    """A `ChangedFlag` for a default that becomes another in `release`."""
+    """The change of a flag whose default is `old` before and `new` in `release`."""
     why = f"not given: its default was {_value_text(old)} and is {_value_text(new)} in vLLM {release}"
     return ChangedFlag(flag, "new_default", old, new, why)
 

@@ -34,8 +34,8 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The command for the new release: unchanged if it starts and holds `old`'s requests, else with the first changed
-    flags that also keep its free memory, else that hold the requests, else searched ones, else the most requests."""
+    """The new release's command that gives up least: unchanged if it starts and holds `old`'s requests; else with
+    changed flags that hold them (if possible with as much free memory); else a searched one; else what holds most."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
@@ -61,13 +61,13 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
 
 
 def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
-    """The plan with whether it holds the old plan's requests and keeps its headroom."""
+    """The plan as an answer that says whether it holds the old plan's requests and keeps its free memory."""
     headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
     return KeptCapacity(plan, flags, _holds_old_requests(plan, old), headroom, gives_up)
 
 
 def _holds_old_requests(plan: Plan, old: Plan) -> bool:
-    """Whether it starts and holds as many requests of the old max_model_len as before, or nearly."""
+    """Whether the plan starts and holds (nearly) as many requests of the old max_model_len as the old plan."""
     if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
         return False
     same_length = plan.memory.kv.max_concurrency * plan.settings.max_model_len / max(old.settings.max_model_len, 1)
@@ -78,8 +78,8 @@ def _holds_old_requests(plan: Plan, old: Plan) -> bool:
 
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """The flag changes to try, each with its plan: the old limits alone where a new default differs (else none), then
-    with the smallest KV cache that suffices, then the same with old defaults, one by one and together."""
+    """(flag changes, plan) to try: the old limits where new defaults differ, also with the smallest KV cache that
+    suffices; then the same with old defaults, one by one and together."""
     kept: dict[str, Any] = {}
     if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
         kept["max_model_len"] = old.settings.max_model_len
@@ -103,7 +103,7 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
 
 
 def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
-    """(flags, plan) of the smallest KV cache that holds the old requests: its bytes where given, else utilization."""
+    """(flags, plan) with the smallest KV cache that holds `old`'s requests: its bytes if given, else utilization."""
     if base.args.num_gpu_blocks_override is not None:
         return
     if base.args.kv_cache_memory_bytes is not None:
@@ -114,7 +114,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
     def pool_suffices(flags: Mapping[str, Any]) -> bool:
-        """As `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache."""
+        """Whether the KV cache holds `old`'s tokens, whatever the start-up checks say, so that larger ones do too."""
         plan = try_flags(base, flags)
         if plan is None:
             return False
@@ -128,7 +128,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
-    """The answer of a flag search for the requests that all engines of the old plan hold; None where it finds none."""
+    """The flags that a search finds for the requests that all engines of the old plan hold; None if it finds none."""
     concurrency = old.memory.kv.max_concurrency * old.settings.data_parallel_size
     if old.memory.kv.max_concurrency < 1:
         return None

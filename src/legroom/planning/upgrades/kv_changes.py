@@ -131,13 +131,13 @@ class _Accounting:
 
     @property
     def kv_bytes(self) -> int:
-        """KV cache bytes of the stage with the least, or what --kv-cache-memory-bytes gives."""
+        """KV cache bytes of the pipeline stage with the least, or --kv-cache-memory-bytes where given."""
         if self.settings.kv_cache_memory_bytes is not None:
             return self.settings.kv_cache_memory_bytes
         return min(sum(part.bytes for part in stage.values()) for stage in self.stages)
 
     def with_part(self, other: "_Accounting", key: _Key) -> "_Accounting":
-        """This accounting with one part replaced by that of another."""
+        """This accounting with the part `key` of every stage as in `other`."""
         mixed = []
         for here, there in zip(self.stages, other.stages, strict=True):
             stage = {name: part for name, part in here.items() if name != key}
@@ -145,7 +145,7 @@ class _Accounting:
         return replace(self, stages=tuple(mixed))
 
     def part(self, key: _Key) -> _Part | None:
-        """A part on the stage where it is largest; None where no stage has it."""
+        """The part `key` on the pipeline stage where it is largest; None where no stage has it."""
         parts = (stage[key] for stage in self.stages if key in stage)
         return max(parts, key=lambda part: abs(part.bytes), default=None)
 
@@ -163,7 +163,7 @@ class _Move:
     """The changed settings; None: the accounting changes."""
 
     def as_change(self, is_upgrade: bool, release: Release) -> ByteChange:
-        """The change for an upgrade or a downgrade to `release`."""
+        """The change as told for an upgrade, or with the opposite sign for a downgrade, to `release`."""
         first, last = (self.older, self.newer) if is_upgrade else (self.newer, self.older)
         bytes_ = self.bytes if is_upgrade else -self.bytes
         if self.step is None:
@@ -182,7 +182,7 @@ def kv_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
 
 
 def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
-    """The changes from old to new plan: what each budget part, then each setting, adds to the KV cache bytes."""
+    """What each part of the budget, then each setting, adds to the KV cache bytes from the old to the new plan."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
         return
@@ -234,7 +234,7 @@ def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
 
 
 def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:
-    """Why the release counts a part differently, by the terms that differ."""
+    """Why the release counts a part of the budget differently, by the terms in which `first` and `last` differ."""
     if first is not None and last is not None:
         return f"{_part_difference_text(first, last)} as vLLM {release} counts"
     if last is not None:
@@ -245,7 +245,7 @@ def _accounting_reason(first: _Part | None, last: _Part | None, release: Release
 
 
 def _part_difference_text(first: _Part, last: _Part) -> str:
-    """What differs between two sizes of a part, term by term where terms are known."""
+    """What differs between a part before (`first`) and after (`last`), term by term where terms are known."""
     before, after = ({term.label: term.bytes for term in part.terms} for part in (first, last))
     moved = [
         f"{label} {human_bytes(before.get(label, 0))} -> {human_bytes(after.get(label, 0))}"

@@ -45,7 +45,7 @@ class PoolChange:
 
 
 def comparable_tokens(kv: KvPlan) -> int:
-    """Full-length requests x their length: a token count that is computed alike for every release."""
+    """KV cache tokens, computed alike for every release: full-length requests at once x their length."""
     return round(kv.max_concurrency * kv.max_model_len)
 
 
@@ -74,7 +74,7 @@ def _pool_figures(made: Plan) -> dict[str, float]:
 
 
 def _pool_remarks(old: Plan, new: Plan) -> Iterator[str]:
-    """Sentences about printed figures that the two releases compute differently; none without a KV cache."""
+    """Sentences on figures of the KV cache that the two releases print differently; empty without a KV cache."""
     before, after, first, last = old.memory.kv, new.memory.kv, old.target.release, new.target.release
     if before.shape.is_empty or after.shape.is_empty:
         return
@@ -181,7 +181,7 @@ class Upgrade:
 def upgrade(
     args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
 ) -> Upgrade:
-    """A command planned on two releases (or also all between) and compared; LegroomError where either refuses it."""
+    """A command planned on two releases (`every_release`: also between) and compared; LegroomError if refused."""
     try:
         before = make_plan(args, old, machine, advice=False)
     except RefusedByVllm as error:
@@ -212,7 +212,7 @@ def upgrade(
 def _refused_by_old(
     error: RefusedByVllm, args: ServeArgs, releases: tuple[Release, Release], machine: Machine
 ) -> LegroomError:
-    """The error for a command that the old release refuses; it also says whether the new one takes the command."""
+    """The error for a command that the old release refuses, which also says whether the new one accepts it."""
     old, new = releases
     own = args_on_release(args, new)
     try:
@@ -235,7 +235,7 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
-    """Byte changes of the memory outside gpu_memory_utilization's budget."""
+    """The changes in bytes of the memory outside the budget of gpu_memory_utilization, by part."""
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
@@ -279,13 +279,13 @@ def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 
 
 def _compared(made: Plan) -> tuple[Any, ...]:
-    """KV and headroom bytes, blocks, tokens, concurrency and verdict, which tell whether two plans differ."""
+    """(KV bytes, headroom, blocks, tokens, concurrency, verdict): plans with equal ones are told as unchanged."""
     layout, kv = made.layout, made.memory.kv
     return layout.kv_cache.bytes, layout.headroom_bytes, kv.num_blocks, kv.tokens, kv.max_concurrency, made.verdict
 
 
 def _step_json(step: ReleaseStep) -> dict[str, Any]:
-    """JSON of the plan on one release on the way, or why that release refuses the command."""
+    """JSON of the plan on one of the releases between, or of the reason why that release refuses the command."""
     made = step.plan
     if made is None:
         return {"vllm": step.release.version, "verdict": "does_not_fit", "refused": step.refused}
@@ -305,6 +305,6 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
 
 
 def _bugs_json(bugs: tuple[KnownBug, ...]) -> list[dict[str, Any]]:
-    """JSON of bugs that an upgrade ends or begins."""
+    """JSON of the known bugs that an upgrade leaves behind or meets."""
     names = ("id", "title", "memory", "fixed_in", "source")
     return [{name: getattr(bug, name) for name in names} for bug in bugs]
