@@ -57,7 +57,7 @@ class ScaledReplay:
 
     @property
     def flaps(self) -> int:
-        """How often the fleet grew within two start-up times of shrinking."""
+        """How many times the fleet grew within two start-up times of having shrunk."""
         flap_s = _FLAP_STARTS * self.policy.start_s
         shrank_s, count = -math.inf, 0
         for time_s, before, after in self.changes:
@@ -78,7 +78,7 @@ class ScaledReplay:
         return not self.flaps and not self.is_thrashing
 
     def as_json(self) -> dict[str, Any]:
-        """The replay's JSON: policy, p50 to p99 of the first token in seconds, replicas, flaps and changes."""
+        """The replay as JSON: policy, p50 to p99 of time to first token in seconds, replicas, flaps and changes."""
         ordered = sorted(self.first_token_s)
         return {
             "policy": self.policy.to_json(),
@@ -136,7 +136,7 @@ class _Replica:
         return min(1.0, self._blocks_in_use() / self.settings.usable_blocks)
 
     def _blocks_in_use(self) -> int:
-        """KV blocks in use, estimated with every running request at the mean length."""
+        """KV blocks in use, as if every running request held the mean number of tokens."""
         if not self.running:
             return 0
         mean = self.stored / len(self.running)
@@ -149,7 +149,7 @@ class _Replica:
         self.waiting.append(request)
 
     def serve_until(self, time_s: float, first_token_s: dict[int, float]) -> None:
-        """Run engine steps up to `time_s`; each request's time of first token is written into `first_token_s`."""
+        """Runs engine steps until `time_s`; notes each request's first-token time, by number, in `first_token_s`."""
         while self.now_s < time_s and (self.running or self.waiting):
             admitted = self._admit() if self.waiting else None
             if admitted:
@@ -162,7 +162,7 @@ class _Replica:
             self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
-        """Dequeue waiting requests while blocks, sequences and a step's token budget last; if idle, one in any case."""
+        """Dequeues waiting requests while KV blocks, max_num_seqs and token budget allow; if idle, at least one."""
         admitted: list[_Served] = []
         free = self.settings.usable_blocks - self._blocks_in_use()
         budget = self.settings.max_num_batched_tokens
@@ -176,7 +176,7 @@ class _Replica:
         return admitted
 
     def _prefill(self, admitted: list[_Served], first_token_s: dict[int, float]) -> None:
-        """Run the steps that prefill the admitted requests, beside decodes; their times go into `first_token_s`."""
+        """Runs the steps that prefill the admitted requests beside decodes; notes their first-token times."""
         decoding = len(self.running)
         prompt = sum(request.tokens for request in admitted)
         steps = math.ceil(prompt / max(1, self.settings.max_num_batched_tokens - decoding))
@@ -192,7 +192,7 @@ class _Replica:
             heapq.heappush(self.ends, (request.admitted_step + request.remaining, request.index, request))
 
     def _decode(self, time_s: float) -> None:
-        """Run decode steps until `time_s`, a request's end or a full pool, whichever is first; at least one step."""
+        """Runs decode steps, at least one, until `time_s`, a request's end or a full pool, whichever is first."""
         running = len(self.running)
         step_s = step_seconds(self.cost, running, self.stored, running)
         free = (self.settings.usable_blocks - self._blocks_in_use()) * self.settings.block_size
@@ -202,7 +202,7 @@ class _Replica:
         self._decode_steps(steps)
 
     def _decode_steps(self, steps: int) -> None:
-        """Count `steps` steps in which every running request gains one token; the clock is not advanced."""
+        """Counts `steps` steps, in each of which every running request gains a token; the caller advances the clock."""
         self.step += steps
         self.stored += steps * len(self.running)
 
@@ -212,7 +212,7 @@ class _Replica:
         self.stored -= request.tokens + self.step - request.admitted_step
 
     def _preempt_until_fits(self) -> None:
-        """Preempt the last running requests until the pool holds the others; they wait in front, to be recomputed."""
+        """Preempts the last running requests until the pool holds the rest; they are queued in front and recomputed."""
         while len(self.running) > 1 and self._blocks_in_use() > self.settings.usable_blocks:
             victim = self.running[-1]
             self._remove(victim)
@@ -234,7 +234,7 @@ class _Controller:
     changes: list[tuple[float, int, int]] = field(default_factory=list)
 
     def decide(self, time_s: float, kv_use_sum: float, waiting_sum: int) -> int:
-        """Set and return the number of replicas at `time_s`, by their summed KV use and waiting requests."""
+        """Sets and returns the replicas at `time_s`; KV use (0 to 1 each) and waiting requests are summed over them."""
         policy = self.policy
         desired = max(
             self._proposed_replicas(kv_use_sum, policy.kv_target_ratio),
@@ -262,12 +262,12 @@ class _Controller:
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
     def _proposed_replicas(self, total: float, target: float) -> int:
-        """The HPA's replica count for one metric's sum and per-replica target; unchanged within the tolerance."""
+        """The HPA's replica count for a metric's sum and its target per replica; unchanged within TOLERANCE."""
         ratio = total / (self.replicas * target)
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 
     def _replicas_before(self, time_s: float, period_s: float, *, growing: bool) -> int:
-        """Replicas before the first growth (shrinking unless `growing`) in the `period_s` up to `time_s`; else now."""
+        """Replicas before the first growth (shrinking unless `growing`) of the last `period_s`; if none, those now."""
         count = self.replicas
         for changed_s, before, after in reversed(self.changes):
             if changed_s < time_s - period_s:
@@ -284,7 +284,7 @@ def replay_autoscaled(
     policy: ScalingPolicy,
     progress: Progress | None = None,
 ) -> ScaledReplay:
-    """Replay a trace over a fleet that the policy scales; LegroomError for arrivals in steps or the V0 engine."""
+    """Replays a trace over a fleet that `policy` scales; LegroomError if arrivals are in steps or the engine is V0."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
         hint = "give a trace with arrivals in seconds, and a GPU and a model or --step-ms"
@@ -338,7 +338,7 @@ class _Fleet:
             replica.serve_until(time_s, self.first_token_s)
 
     def _decide(self, time_s: float) -> None:
-        """One autoscaler sync: start replicas or set the youngest draining, drop drained ones, record a sample."""
+        """One sync of the autoscaler: starts replicas or drains the youngest, drops drained ones, records a sample."""
         for replica in [each for each in self.replicas if each.draining and not each.num_requests]:
             self.replicas.remove(replica)
             self.gone.append(replica)

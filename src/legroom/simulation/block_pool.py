@@ -40,7 +40,7 @@ class BlockPool:
         return next(iter(copies.values())) if copies else None
 
     def get_new_blocks(self, count: int) -> list[Block]:
-        """Take `count` blocks from the front of the free queue and evict what was cached in them."""
+        """Takes `count` blocks from the front of the free queue; what was cached in them is evicted."""
         taken = [self._free.popitem(last=False)[1] for _ in range(count)]
         for block in taken:
             if block.key is not None:
@@ -53,7 +53,7 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Add a reference to these blocks and remove them from the free queue."""
+        """Adds a reference to these blocks, which takes unreferenced ones off the free queue."""
         for block in blocks:
             if block is self.null_block:
                 continue
@@ -68,7 +68,7 @@ class BlockPool:
             self._cached.setdefault(key, {})[block.block_id] = block
 
     def free_blocks(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each block, in the order in which they should be reused."""
+        """Drops one reference to each block; those without any are free, to be reused in the given order."""
         # Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
         # recently used goes first).
         uncached: list[Block] = []

@@ -38,7 +38,7 @@ class CardSearch:
 
     @classmethod
     def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> "CardSearch":
-        """The search for a machine's cards to hold `users` at `context` tokens; `vllm` None is the newest release."""
+        """The search for models that hold `users` at `context` tokens each on a machine; `vllm` None: the newest."""
         gpus, on, args = machine.gpus or 1, release(vllm) if vllm else latest(), ServeArgs()
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")
         card, used_bytes = card_and_used_bytes(machine, on, args)
@@ -54,7 +54,7 @@ class DecodeRate:
     high: float
 
     def as_json(self, users: int = 1) -> dict[str, float]:
-        """Low, estimated and high tokens per second of `users` users together."""
+        """Low, estimated and high tokens per second, times `users` for all users together."""
         return {"low": users * self.low, "estimate": users * self.estimate, "high": users * self.high}
 
 
@@ -122,7 +122,7 @@ class CardModels:
 
     @property
     def best_of_each(self) -> list[CardModel]:
-        """For each base model its best checkpoint: sure to fit, then the fewest losses, then the largest weights."""
+        """The best checkpoint of each base model: sure to fit, then the fewest losses, then the largest weights."""
         best: dict[str, CardModel] = {}
         for each in sorted(self.fitting, key=_preference):
             best.setdefault(each.family, each)
@@ -130,7 +130,7 @@ class CardModels:
 
     @property
     def nearest_missing(self) -> list[CardModel]:
-        """For each base model without a fitting checkpoint, the one that lacks the fewest bytes."""
+        """Of each base model without a fitting checkpoint, the checkpoint that lacks the fewest bytes."""
         served = {each.family for each in self.fitting}
         missing: dict[str, CardModel] = {}
         for each in self.too_large:
@@ -153,7 +153,7 @@ class CardModels:
 
 
 def _preference(each: CardModel) -> tuple[bool, int, float]:
-    """Sort key (is tight, concessions, -weights): a sure fit first, then few concessions, then large weights."""
+    """Sort key (tight, number of losses, -weights in bytes) of a checkpoint; the smallest is the best."""
     plan = each.fit.plan
     is_tight = plan is not None and plan.verdict == "tight"
     return is_tight, len(each.fit.losses), -plan.layout.weights.bytes if plan else 0
@@ -176,7 +176,7 @@ def models_on_card(
     progress: Callable[[float], None] | None = None,
     order: str = "size",
 ) -> CardModels:
-    """Every model that the cards serve with the wanted load, and those too large, up to 1.5 times the cards' memory."""
+    """Every model that the cards serve under the wanted load, and those too large, up to 1.5 times their memory."""
     total = search.gpus * search.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, search, near, executor or ProcessExecutor(), progress)
@@ -187,7 +187,7 @@ def models_on_card(
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
-    """A lower bound of the checkpoint's weights in bytes, from catalog figures, without reading its config."""
+    """At least how many bytes the checkpoint's weights take, from catalog figures alone, without its config."""
     root = find(bundled.base) if bundled.base else bundled
     config = bundled.entry.get("config", {})
     scheme = bundled.entry.get("quantization") or {**config.get("text_config", {}), **config}.get("quantization_config")
@@ -211,15 +211,15 @@ def card_model(search: CardSearch, bundled: Bundled) -> CardModel:
 
 
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
-    """Tokens per second of each of `users` users at `context` tokens; None for pooling models or no estimate."""
+    """Tokens per second for each of `users` users, all at `context` tokens; None for pooling models or no estimate."""
     return decode_rates(plan, context, (users,))[0]
 
 
-def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[DecodeRate | None]:
-    """The decode rate at `context` tokens for each of these numbers of users; None without an estimate."""
+def decode_rates(plan: Plan, context: int, user_counts: Sequence[int]) -> list[DecodeRate | None]:
+    """The decode rate, at `context` tokens per user, for each number of users; None where there is no estimate."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_no_step_time(work):
-        return [None for _ in each_users]
+        return [None for _ in user_counts]
     usual, best, band = roofline(work), limit_of_data_sheet(work), step_band(plan, work)
 
     def rate(users: int) -> DecodeRate:
@@ -228,11 +228,11 @@ def decode_rates(plan: Plan, context: int, each_users: Sequence[int]) -> list[De
         seconds, least = (float(step_seconds(cost, *step)) for cost in (usual, best))
         return DecodeRate(*(1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low)))
 
-    return [rate(users) for users in each_users]
+    return [rate(users) for users in user_counts]
 
 
 def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:
-    """Tokens a second of one user and of `wanted` users (None: all that fit) at the full context, and the price."""
+    """Tokens a second of one user, and of `wanted` users (None: all that fit), at the full context; price per hour."""
     settings, price = plan.settings, list_prices().get(plan.target.gpu.name)
     engines = settings.data_parallel_size
     users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))

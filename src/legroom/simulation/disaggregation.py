@@ -42,7 +42,7 @@ class Disaggregation:
         return pools
 
     def with_plan(self, plan: Plan) -> Disaggregation:
-        """These pools with the KV cache bytes per token of the planned server, which the link transfers."""
+        """These pools, with the planned server's KV cache bytes per token, which is what their link transfers."""
         return replace(self, token_bytes=plan.memory.kv.bytes_per_token * plan.args.gpus_needed)
 
 
@@ -69,7 +69,7 @@ _Replays = list[tuple[Sequence[int], Timeline]]
 def replay_disaggregated(
     trace: Trace, settings: SchedulerSettings, cost: StepCost | None, pools: Disaggregation
 ) -> DisaggregatedTimeline:
-    """Replay prompts on prefill and, once transferred, answers on decode servers; LegroomError for a trace in steps."""
+    """Replays prompts on the prefill servers and, after the KV transfer, answers on the decode servers."""
     if not trace.in_seconds:
         raise LegroomError(f"{trace.name} counts steps, and a link has a speed in seconds", "give arrivals in seconds")
     trace, prefills, decodes = trace.checked(), _Replays(), _Replays()
@@ -97,12 +97,12 @@ def replay_disaggregated(
 
 
 def _round_robin(indices: Sequence[int], servers: int) -> list[Sequence[int]]:
-    """The requests (indices) of each server, in turn; servers without a request are left out."""
+    """The requests (indices) that each server gets in turn; without the servers that get none."""
     return [indices[server::servers] for server in range(min(servers, len(indices)))]
 
 
 def _column(trace: Trace, replays: _Replays, name: str, missing: float = 0) -> list[Any]:
-    """The per-request field `name` of the servers' timelines in the order of `trace`; `missing` where not served."""
+    """A per-request field of the servers' timelines, by its name, in the order of `trace`; `missing` if not served."""
     values: list[Any] = [missing] * len(trace)
     for order, timeline in replays:
         for i, value in zip(order, getattr(timeline.clocks if name.endswith("_s") else timeline, name), strict=True):
@@ -111,7 +111,7 @@ def _column(trace: Trace, replays: _Replays, name: str, missing: float = 0) -> l
 
 
 def _joint_timeline(trace: Trace, settings: SchedulerSettings, prefills: _Replays, decodes: _Replays) -> Timeline:
-    """Both pools as one timeline: tokens come from the decode servers; totals and peaks are of all servers."""
+    """One timeline of both pools: output tokens are the decode servers', totals and peaks those of all servers."""
     replays = [timeline for _, timeline in (*prefills, *decodes)]
     totals: dict[str, int] = {}
     for name in Tally.__dataclass_fields__:

@@ -38,6 +38,7 @@ class HoldingFleet:
     outcome: ReplayOutcome
 
     def as_json(self, command: Sequence[str]) -> dict[str, Any]:
+        """The fleet as JSON, with the `command` of each server as words."""
         return {
             "gpu": self.gpu or None,
             "replicas": self.replicas,
@@ -47,8 +48,8 @@ class HoldingFleet:
 
 
 def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Up to four candidates to try with more servers: the best, then the best with another max_num_seqs each (or
-    another max_num_batched_tokens where that was not searched)."""
+    """Up to four candidates to try on more servers: the best outcome's, then the best with another max_num_seqs (or, if
+    that was not searched, max_num_batched_tokens) than those before."""
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
     rivals, few = list(choice.outcomes), list[Candidate]()
     while rivals and len(few) < 4:
@@ -63,16 +64,17 @@ def _searched_limit(flags: dict[str, Any]) -> int | None:
     return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
 
 
-def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
-    """The fewest servers, at least two, of which any of the candidates `few` meets the goal; None where none does."""
+def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, candidates: Sequence[Candidate]) -> HoldingFleet | None:
+    """The fewest servers, at least two, with which one of `candidates` meets the goal; None where none does."""
     if not choice.best.finished:
         return None
     most = min(len(trace), MAX_REPLICAS)
     task = ReplayTask(trace.checked(), choice.goal)
 
     def is_held_by(replicas: int) -> bool:
+        """Whether so many replicas meet the goal with any of the candidates."""
         share = replace(task, replicas=replicas)
-        return any(choice.goal.is_met(replay_candidate(share, candidate)) for candidate in few)
+        return any(choice.goal.is_met(replay_candidate(share, candidate)) for candidate in candidates)
 
     # A server whose waits grow by 2 s a second gets three times what it can serve.
     least = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
@@ -80,12 +82,12 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
     if fewest is None:
         return None
     share = replace(task, replicas=fewest)
-    tried = [replay_candidate(share, candidate) for candidate in few]
+    tried = [replay_candidate(share, candidate) for candidate in candidates]
     return HoldingFleet(gpu, fewest, best_outcome(tried, choice.goal, task.trace.arrives_at_once))
 
 
 def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The smallest count from `least` to `most` for which `is_held_by` is true (bisection); None where none is."""
+    """The smallest count from `least` to `most` (included) for which `is_held_by` holds, by bisection; None if none."""
     if most < least:
         return None
     low, high = least - 1, least
@@ -99,7 +101,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` (GPU name, candidates) one server of which holds the trace, also repeated; None for none."""
+    """The first of `cards` (GPU name, candidates) one server of which meets the goal, also with the trace repeated."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -172,7 +174,7 @@ class Choice:
 def flag_combinations(
     given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every combination of searched flag values (vLLM's Python names), without the flags already `given`."""
+    """Every combination of values of the searched flags (by dest) that are not among `given`."""
     free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
     return (dict(zip(free, values, strict=True)) for values in product(*free.values()))
 
@@ -197,7 +199,7 @@ def choose(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
-    """Replay the candidates, all or until Ctrl-C, and pick `best_outcome` of them; LegroomError without candidates."""
+    """Replays the candidates, until Ctrl-C at most, and picks the `best_outcome`; LegroomError without candidates."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
     task = ReplayTask(trace.checked(), goal)
@@ -224,14 +226,14 @@ def choose(
 
 @cache
 def _replay_engine() -> ReplayEngine:
-    """`compiled` where compiled code is cached on this machine, as a search is long enough for it; else `auto`."""
+    """`compiled` where compiled code is already cached on disk (a search is long enough to load it), else `auto`."""
     return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """Of the outcomes that meet the goal (keep up, within all limits; of all where none does) the one with the most
-    finished requests; then, with 1 % as a tie, the largest share of them within the goal's latencies (goodput and
-    throughput where none meets it or all arrive at once), lowest p99 latency and first token, fewest preemptions."""
+    """The best outcome that meets the goal (of all, where none does): most finished requests; then, with 1 % as a tie,
+    the largest share within the goal's latencies (where none meets it or all arrive at once: goodput, throughput),
+    lowest p99 latency, lowest p99 time to first token, fewest preemptions."""
     # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
     # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
@@ -252,6 +254,7 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
     """The Pareto front by finished requests, goodput, p99 time to first token and p99 latency; of equals one."""
 
     def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
+        """The four figures, smaller is better."""
         return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
 
     kept: list[ReplayOutcome] = []
@@ -262,7 +265,7 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
 
 
 def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
-    """The outcome of one setting on all replicas; KeyboardInterrupt where the user interrupted the replay."""
+    """The outcome of one candidate on all of the task's replicas; KeyboardInterrupt if the user interrupts it."""
     timelines: list[Timeline] = []
     for share in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
         timelines.append(_candidate_timeline(share, candidate, task.pools))
@@ -272,7 +275,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 
 
 def _candidate_timeline(part: Trace, candidate: Candidate, pools: Disaggregation | None) -> Timeline:
-    """The replay of one replica's requests (`part`); tokens loaded from a tier count as cache hits."""
+    """The replay of the requests that one replica gets (`part`); tokens loaded from a host tier count as cache hits."""
     if pools:
         return replay_disaggregated(part, candidate.settings, candidate.cost, pools).timeline
     if candidate.tier is None:
@@ -286,7 +289,7 @@ def _candidate_timeline(part: Trace, candidate: Candidate, pools: Disaggregation
 
 
 def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
-    """Requests a second that one replica finishes while others always wait; 0 where it takes none."""
+    """Requests a second that one replica finishes when there are always others waiting; 0 where it serves none."""
     settings, trace = candidate.settings, task.trace
     prompts = settings.usable_blocks * settings.block_size * len(trace) // sum(trace.prompt_lens) + 1
     needed = (_SATURATED_WAVES + 1) * min(settings.max_num_seqs, prompts) * (task.pools.decode if task.pools else 1)
@@ -304,7 +307,7 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether the candidate keeps up with the trace repeated; None for one that is long enough, or arrives at once."""
+    """Whether the candidate keeps up with the trace repeated; None where that is long enough or arrives at once."""
     # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99

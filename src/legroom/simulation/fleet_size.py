@@ -55,22 +55,24 @@ class ServingLoad:
 
     @property
     def mean_prompt_tokens(self) -> float:
+        """Prompt tokens of a request, on average."""
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
     def mean_output_tokens(self) -> float:
+        """Output tokens of a request, on average."""
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def least_requests_per_s(self) -> float:
-        """The arrival rate; of users, the rate at which they ask if answers are as slow as the goal allows."""
+        """The arrival rate; of users, the rate at which they send if answers are as slow as the goal allows."""
         first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
         if not self.trace.users:
             return self.requests_per_s
         return self.trace.users.rate(first + each * self.mean_output_tokens) if first and each else 0.0
 
     def with_step_factor(self, factor: float) -> "ServingLoad":
-        """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
+        """The load as if steps took `factor` times as long: arrival times and latency goals are divided by it."""
         first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
         pools = self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor)
         goal = replace(self.goal, first_token_p99=first and first / factor, time_per_token_p99=each and each / factor)
@@ -120,7 +122,7 @@ class SizedFleet:
 
     @property
     def gpus_per_replica(self) -> int:
-        """The GPUs one replica takes by its plan; the tensor-parallel size where there is no plan."""
+        """GPUs of one replica, with all its servers; by its plan, or without one by the tensor-parallel size."""
         return self.servers * (self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size)
 
     @property
@@ -147,13 +149,13 @@ class FleetTask:
 
     @classmethod
     def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, gpus: int) -> "FleetTask":
-        """The task of named models, with at most `gpus` GPUs. Configs are read here, as workers may run elsewhere."""
+        """The task for models by name, with at most `gpus` GPUs; reads configs here, as workers may run elsewhere."""
         each_args = tuple(replace(args, model=name) for name in models)
         return cls(tuple(map(served_model, each_args)), release, each_args, load, gpus)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
-    """The fleets of a `cell` (model's index in the task, GPU) at each tensor-parallel size, best first."""
+    """The fleets of one `cell`, (model's index in the task, GPU), at each tensor-parallel size, the best first."""
     number, card = cell
     args, model, longest = task.args[number], task.models[number], task.load.trace.longest
     length = min(round_up(longest, _LENGTH_STEP), model.max_position_embeddings)
@@ -170,7 +172,7 @@ def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, bool, int, bool, int]:
 
 
 def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
-    """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
+    """A fleet for each tensor-parallel size, up to the size after the first that holds the load and surely starts."""
     worth_gpus, is_last = most_gpus, False
     for size in (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS:
         split = replace(args, tensor_parallel_size=size)
@@ -186,7 +188,7 @@ def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
     """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why. More than
-    `worth_gpus` GPUs are not tried: a fleet with a smaller split needs no more."""
+    `worth_gpus` GPUs are not tried, as another tensor-parallel size needs no more."""
     size = args.tensor_parallel_size or 1
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
@@ -219,7 +221,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replicas (middle within `worth_gpus` GPUs), or why none holds the load."""
+    """The fleet with low, middle and high replica counts, or why none of up to `worth_gpus` GPUs holds the load."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -241,8 +243,8 @@ def _with_replicas(
 
 
 def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None, band: StepBand | None = None) -> LoadVerdict:
-    """The verdict on a replay, whether the server would keep up with a longer load of its kind, and whether it holds
-    this one with the slowest steps of the `band`."""
+    """The verdict on a replay that also asks whether the server keeps up with a longer load of this kind and, with a
+    `band`, holds this load if steps are at their slowest."""
     load, candidate, trace = load_verdict(timeline, goal), Candidate({}, timeline.settings, cost), timeline.trace
     if not load.is_held or timeline.interrupted:
         return load
@@ -258,7 +260,7 @@ def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None, band:
 
 
 def _lasting_requests_per_s(load: ServingLoad, candidate: Candidate) -> float:
-    """Requests per second that a replica may get: what it can finish, less what random arrivals ask for."""
+    """Requests per second that one replica keeps up with: its capacity, less a margin for random arrivals."""
     task = ReplayTask(load.trace.checked(), load.goal, 1, load.pools)
     return (1 - OVERLOAD_RATIO) * capacity_per_s(task, candidate)
 
@@ -266,12 +268,14 @@ def _lasting_requests_per_s(load: ServingLoad, candidate: Candidate) -> float:
 def _fewest_replicas(
     load: ServingLoad, candidate: Candidate, per_s: float, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """(Fewest of `least` to `most` replicas, each of `per_s` requests/s, that hold the load; outcome), or Nones."""
+    """(fewest of `least` to `most` replicas that hold the load, each getting `per_s` requests/s at most; its outcome),
+    or (None, None)."""
     # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
     least = max(least, ceil(load.least_requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
+        """Whether so many replicas meet the goal."""
         task = ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
         outcome = outcomes[replicas] = replay_candidate(task, candidate)
         is_overloaded = load.trace.users is not None and outcome.requests_per_s > replicas * per_s
@@ -282,7 +286,7 @@ def _fewest_replicas(
 
 
 def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
-    """The reason no fleet of up to `most_gpus` holds the load: a lone request is too slow, or the GPUs are too few."""
+    """Why no fleet within `most_gpus` holds the load: even a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
     alone = replay_candidate(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
     if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:
@@ -325,22 +329,22 @@ class FleetReport:
         return self.prices.get(fleet.gpu.name)
 
     def requests_per_s(self, fleet: SizedFleet) -> float:
-        """The arrival rate; of users, the rate at which they ask when this fleet answers."""
+        """The arrival rate; of users, the rate at which they send given this fleet's time to answer."""
         return fleet.outcome.requests_per_s if self.load.trace.users and fleet.outcome else self.load.requests_per_s
 
     def usd_per_hour(self, fleet: SizedFleet) -> Money | None:
-        """Low, middle and high cost of the whole fleet; None without a price or where it does not hold the load."""
+        """(low, middle, high) dollars per hour of the whole fleet; None without a price or if it does not hold."""
         price = self.price_of(fleet)
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def users_per_usd(self, fleet: SizedFleet) -> float | None:
-        """Users served for a dollar an hour, at the high end of the cost if known; None without users or a cost."""
+        """Users served per dollar an hour, at the high cost or else the middle; None without users or a cost."""
         hourly, users = self.usd_per_hour(fleet), self.load.trace.users
         usd = hourly and (hourly[2] or hourly[1])
         return users.count / usd if users and usd else None
 
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
-        """Low, middle and high dollars per million output tokens at the load's rate; None as in `usd_per_hour`."""
+        """(low, middle, high) dollars per million output tokens at the load's rate; None without an hourly cost."""
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
@@ -354,6 +358,7 @@ class FleetReport:
         them come fleets without a high end, and last the tight ones."""
 
         def cost_key(fleet: SizedFleet) -> tuple[float, ...]:
+            """Sort key: sure before tight ones, then high cost, then middle cost, then GPUs if there is no price."""
             usd, gpus = self.usd_per_hour(fleet) or NO_COUNT.times(1), fleet.replicas.times(fleet.gpus_per_replica)
             figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
             return fleet.is_tight, *(inf if each is None else each for each in figures)
@@ -362,7 +367,7 @@ class FleetReport:
         return [fleet for fleet in first if not self.over_budget(fleet)]
 
     def over_budget(self, fleet: SizedFleet) -> str:
-        """Why the budget excludes a fleet that holds the load: too high a price, or none known; else empty."""
+        """Why a fleet that holds the load is over the budget: its cost, or no known price; empty if it is within."""
         usd = max(filter(None, self.usd_per_hour(fleet) or ()), default=inf)
         if not fleet.holds or usd <= self.budget:
             return ""

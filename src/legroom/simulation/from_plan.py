@@ -31,7 +31,7 @@ class PlannedScheduler(NamedTuple):
 
 
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
-    """The scheduler settings (blocks, budgets, layer groups) of a planned server, with notes."""
+    """A planned server's scheduler settings (blocks, token budgets, KV cache groups), with notes for the user."""
     settings, kv = plan.settings, plan.memory.kv
     start_note = () if plan.starts else (f"such a server is tight and may not start: {plan.reason}",)
     flags: dict[str, Any] = {
@@ -60,7 +60,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """The settings with one full-attention group whose pool holds as many requests of mean length; replayed faster."""
+    """The settings with one full-attention group whose pool holds as many requests of mean length; faster to replay."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:
@@ -72,7 +72,7 @@ def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
-    """(the KV cache group in blocks of `block_size` as simulated, a text that describes it)."""
+    """(the simulated group for a KV cache group, a text that describes it); `block_size`: that of the other groups."""
     spec = group.spec
     if isinstance(spec, StateSpec):
         blocks = spec.request_blocks or 1
@@ -110,7 +110,7 @@ def _settings_note(flags: dict[str, Any]) -> str:
 
 
 def hardware(plan: Plan) -> Hardware:
-    """What one tensor-parallel rank of all stages reads and computes per step (bytes, FLOPs), with its GPU's speed."""
+    """What one tensor-parallel rank, over all pipeline stages, reads and computes per step, and its GPU's speed."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
     # --cpu-offload-gb: every step reads what it moved over PCIe, at a fraction of the card's bandwidth.
     pcie_ratio = 1.0 if gpu.unified or not gpu.pcie_bytes_s else max(1.0, gpu.bandwidth_bytes_s / gpu.pcie_bytes_s)
@@ -206,8 +206,8 @@ def hardware(plan: Plan) -> Hardware:
 
 
 def _has_fused_experts(plan: Plan) -> bool:
-    """Whether the experts' GEMMs need no separate kernel that quantizes activations: from 0.11 on, with 4-bit integer
-    weights (Marlin) or with MXFP4 on data-center Blackwell (FlashInfer)."""
+    """Whether the experts' GEMMs quantize activations themselves or need not: from 0.11 on, with 4-bit integer weights
+    (Marlin) or with MXFP4 on data-center Blackwell (FlashInfer)."""
     scheme, gpu = plan.target.model.quantization, plan.target.gpu
     if scheme is None or plan.target.release.before("0.11.0"):
         return False

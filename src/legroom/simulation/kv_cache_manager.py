@@ -19,7 +19,7 @@ class FullAttentionManager:
         self.block_size = self.layers.block_size or settings.block_size
 
     def num_skipped_tokens(self, num_computed: int) -> int:
-        """How many of `num_computed` tokens, from the first on, attention never reads again: 0 with full attention."""
+        """How many of the first `num_computed` tokens no later token attends to: 0 with full attention."""
         return 0
 
     def should_cache(self, request: Request, index: int) -> bool:
@@ -27,7 +27,7 @@ class FullAttentionManager:
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The longest run of cached blocks, up to `max_blocks`, by the block `hashes`, found in each of `groups`."""
+        """Per group the cached blocks of the longest run of leading `hashes`, up to `max_blocks`, that all have."""
         hit: Hit = [[] for _ in groups]
         for block_hash in hashes[:max_blocks]:
             cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, block_hash)))]
@@ -38,7 +38,7 @@ class FullAttentionManager:
         return hit
 
     def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
-        """Free blocks that the request takes to hold `required` blocks; free ones of its prefix cache `hit` count."""
+        """How many free blocks the request takes to hold `required` blocks; free ones of its cache `hit` count."""
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         new = max(required - max(skipped, len(hit) + num_held), 0)
@@ -46,7 +46,7 @@ class FullAttentionManager:
         return new + sum(block.ref_count == 0 and block is not self.block_pool.null_block for block in free_hit)
 
     def hold_cached_blocks(self, request: Request, hit: list[Block], num_computed: int) -> None:
-        """Start the block table with the cached `hit`; blocks that a window has passed at `num_computed` are null."""
+        """Begins the block table with the `hit` blocks; those before the window at `num_computed` tokens are null."""
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         kept = hit[skipped:]
         self.block_pool.touch(kept)
@@ -54,12 +54,12 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
-        """Give the request enough blocks to hold `num_tokens`."""
+        """Extends the request's block table until it holds `num_tokens`."""
         blocks = request.blocks[self.group]
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Replace blocks behind the window at `num_computed` tokens by null blocks, and free them."""
+        """Frees blocks that lie before the window at `num_computed` tokens; null blocks take their place."""
         blocks = request.blocks[self.group]
         end = min(self.num_skipped_tokens(num_computed) // self.block_size, len(blocks))
         dropped: list[Block] = []
@@ -81,7 +81,7 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = max(first, full)
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
-        """The request length in tokens up to which no block is allocated, freed or cached."""
+        """The request's length up to which no block is allocated, freed or cached: its blocks' token slots."""
         return len(request.blocks[self.group]) * self.block_size
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
@@ -104,17 +104,17 @@ class SlidingWindowManager(FullAttentionManager):
         self.blocks_for_hit = cdiv(self.sliding_window - 1, self.block_size)
 
     def num_skipped_tokens(self, num_computed: int) -> int:
-        """Leading tokens outside the window of the token that follows `num_computed`."""
+        """How many of the first `num_computed` tokens are before the window of the next token."""
         return max(0, num_computed - self.sliding_window + 1)
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
-        """The request length in tokens until a block is full or lies wholly outside the window."""
+        """The request's length at which next a block is full or lies wholly before the window."""
         next_skipped = self.num_skipped_tokens(num_computed) // self.block_size + 1
         until_skipped = next_skipped * self.block_size + self.sliding_window - 2
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """(Token slots of the blocks that the request still holds, tokens in them), without those behind the window."""
+        """(token slots of the blocks that the request still holds, tokens in them), none before the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))
@@ -123,7 +123,7 @@ class SlidingWindowManager(FullAttentionManager):
         return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether the block lies in a window from which a later request can continue."""
+        """Whether the block is among the last of a prefix from which a later request could continue."""
         # 0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found
         # a longer shared prefix.
         boundaries = (request.num_prompt_tokens - 1, request.shared_prefix_boundary)
@@ -131,7 +131,7 @@ class SlidingWindowManager(FullAttentionManager):
         return any(end - self.blocks_for_hit <= index < end for end in ends)
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The longest prefix of block `hashes` whose last window of blocks is cached, null blocks before the window."""
+        """Per group the blocks of the longest prefix of `hashes` that ends in a cached window; null before that."""
         null = self.block_pool.null_block
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0
@@ -188,7 +188,7 @@ class KVCacheManager:
         request.num_cached_blocks = [0] * len(self.tables)
 
     def get_computed_blocks(self, request: Request) -> tuple[Hit, int]:
-        """(Cached blocks per group of the longest prefix that every group can continue from, its tokens)."""
+        """(cached blocks per group, tokens) of the longest prefix from which every group can continue the request."""
         if not self.settings.enable_prefix_caching:
             return [[] for _ in self.tables], 0
         block_size = self.settings.block_size
@@ -234,7 +234,7 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Allocate blocks for `num_new_tokens` after the cached `hit`; False without room beside `reserved_blocks`."""
+        """Allocates blocks for `num_new_tokens` after the `hit`; False if they and `reserved_blocks` do not fit."""
         # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
@@ -267,7 +267,7 @@ class KVCacheManager:
         return True
 
     def _stable_until_tokens(self, request: Request, computed: int, num_tokens: int) -> int:
-        """The request length in tokens up to which no group allocates, frees or caches a block."""
+        """The request's length in tokens up to which no group allocates, frees or caches a block."""
         block_size = self.settings.block_size
         if min(num_tokens, request.num_tokens) // block_size < num_tokens // block_size:
             return 0
@@ -300,8 +300,8 @@ class KVCacheManager:
     def _num_blocks_to_allocate(
         self, request: Request, num_tokens: int, hit: Hit | None, computed: int, in_chunks: bool
     ) -> int:
-        """Free blocks, over all groups of layers, that the request takes to hold `num_tokens`. Computed `in_chunks`, a
-        sliding window never holds all of their blocks at once."""
+        """Free blocks of all groups that the request takes to hold `num_tokens`; `in_chunks`: computed in chunks, when
+        a sliding window never holds all of their blocks at once."""
         needed = 0
         for i, (table, group) in enumerate(zip(self.tables, self.settings.groups, strict=True)):
             most = self.settings.max_blocks_in(group, num_tokens) if in_chunks else cdiv(num_tokens, table.block_size)

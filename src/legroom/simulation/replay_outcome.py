@@ -69,7 +69,7 @@ class Goal:
         return outcome.finished > 0 and outcome.keeps_up and not any(self.missed_by(outcome))
 
     def missed_by(self, outcome: ReplayOutcome) -> Iterator[tuple[str, float, float]]:
-        """(What, reached, limit) of each limit that the outcome exceeds."""
+        """(what is measured, value reached, limit) of each limit of the goal that the outcome exceeds."""
         for what, reached, limit in (
             ("first token", outcome.first_token_p99, self.first_token_p99),
             ("whole answer", outcome.latency_p99, self.latency_p99),
@@ -80,7 +80,7 @@ class Goal:
                 yield what, reached, limit
 
     def is_within(self, first_token: float, latency: float, time_per_token: float) -> bool:
-        """Whether each latency is at most the goal's limit for it; a limit of None always holds."""
+        """Whether the latencies, in seconds (or steps), are at most the goal's limits; a limit of None always holds."""
         limits = (self.first_token_p99, self.latency_p99, self.time_per_token_p99)
         reached = (first_token, latency, time_per_token)
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
@@ -112,7 +112,7 @@ class LoadVerdict:
 
     @property
     def is_held(self) -> bool:
-        """Whether the load is served within its limits; waiting, even for long, is no limit."""
+        """Whether the load is served within the goal and without falling behind; requests may wait meanwhile."""
         return self.verdict not in ("falls_behind", "turns_away", "misses_limits")
 
     def as_json(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class ServedRequest(NamedTuple):
 
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
-    """The joint result of `servers` servers with the setting `flags`; `timelines` are all of them or an even sample."""
+    """The joint result of `servers` servers with these flags; `timelines`: of all servers or of an even sample."""
     served = [request for timeline in timelines for request in _served_requests(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
@@ -198,7 +198,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
 
 
 def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
-    """The finished requests with their latencies, in seconds; in steps where the trace counts steps."""
+    """The finished requests with their latencies, in seconds, or in steps if the trace counts steps."""
     clocks, finished, output_lens = timeline.clocks, timeline.finish_steps, timeline.trace.output_lens
     times: tuple[Sequence[float], ...] = (timeline.arrival_steps, timeline.first_token_steps, finished)
     if clocks is not None:
@@ -209,7 +209,7 @@ def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
 
 
 def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
-    """Seconds from the first arrival to the last token; where the trace counts steps, the number of the last step."""
+    """Seconds from the first arrival to the last token; if the trace counts steps, the number of the last step."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))
     first = min(timeline.trace.arrivals[0] for timeline in timelines)
@@ -217,7 +217,7 @@ def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest
 
 
 def _wait_growth(served: Sequence[ServedRequest], trace: Trace) -> tuple[float, bool]:
-    """(Growth of the time to first token per second of load, by least squares; whether the server keeps up)."""
+    """(how much the time to first token grows per second of load, whether the server keeps up with the arrivals)."""
     # A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
     # slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
     if not served:

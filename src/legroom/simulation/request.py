@@ -56,5 +56,5 @@ class Request:
 
     @property
     def priority_key(self) -> tuple[int, int]:
-        """Smaller goes first: vLLM compares the priority, then the time of arrival."""
+        """The order in which vLLM's priority policy serves requests, smallest first: priority, then arrival."""
         return (self.priority, self.arrival_index)

@@ -23,7 +23,7 @@ class WaitingQueue:
         return len(self._heap)
 
     def add(self, request: Request, *, first: bool = False) -> None:
-        """Queue a request behind the others, or with `first` before them; by priority, where it belongs."""
+        """Queues a request behind the others, or before them if `first`; under the priority policy where it belongs."""
         self._count += 1
         key = request.priority_key if self._by_priority else (0, -self._count if first else self._count)
         heapq.heappush(self._heap, (key, request))
@@ -83,14 +83,15 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
+        """How many requests wait to be admitted."""
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
-        """Remove and return the first waiting request if nothing runs, as no later step will start it; else None."""
+        """Removes and returns the first waiting request if nothing runs, as no later step can admit it; else None."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:
-        """The decisions of one step: running requests first, then waiting ones unless one was preempted."""
+        """What one step computes: running requests first, then waiting ones, unless a running one was preempted."""
         output = SchedulerOutput()
         # Since 0.31 a lone prompt may use the whole budget.
         is_alone = len(self.running) + self.num_waiting <= 1
@@ -103,7 +104,7 @@ class Scheduler:
         return output
 
     def _update_after_schedule(self, request: Request, tokens: int, output: SchedulerOutput) -> None:
-        """Count the tokens as computed already, so that the next step can be scheduled before this one has run."""
+        """Counts the scheduled tokens as computed, so that the next step can be scheduled while this one runs."""
         drafts = max(0, request.num_computed_tokens + tokens - request.num_tokens - request.num_placeholders)
         output.recomputed_tokens += max(0, min(tokens, request.peak_computed_tokens - request.num_computed_tokens))
         request.num_computed_tokens += tokens
@@ -118,7 +119,8 @@ class Scheduler:
         request.num_draft_tokens = 0
 
     def _schedule_running(self, output: SchedulerOutput, budget: int, threshold: int) -> int:
-        """Schedule running requests (long prefills to `threshold`), preempting if blocks run out; the budget left."""
+        """Schedules running requests (prefill chunks up to `threshold`), preempting if blocks run out; returns what is
+        left of the token `budget`."""
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -145,7 +147,7 @@ class Scheduler:
         return budget
 
     def _num_new_tokens(self, request: Request, threshold: int, budget: int) -> int:
-        """Tokens to compute for a request in this step, within budget, long-prefill threshold and max_model_len."""
+        """Tokens of a request to compute in this step, within `budget`, long-prefill `threshold` and max_model_len."""
         num_known = request.num_tokens + request.num_draft_tokens + request.num_placeholders
         num_new_tokens = num_known - request.num_computed_tokens
         if 0 < threshold < num_new_tokens:
@@ -155,12 +157,12 @@ class Scheduler:
         return min(num_new_tokens, budget, room)
 
     def finishes_in_flight(self, request: Request) -> bool:
-        """Whether a step in flight samples the request's last token, even if all its drafts are rejected."""
+        """Whether a scheduled step not yet run samples the request's last token, even if no draft is accepted."""
         ahead = request.num_placeholders
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
-        """Admit waiting requests in order as budget, max_num_seqs, blocks and `threshold` (of a long prefill) allow."""
+        """Admits waiting requests while token `budget`, max_num_seqs and blocks last; prefill chunks: `threshold`."""
         skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting.peek()
@@ -179,7 +181,7 @@ class Scheduler:
     def _admit(
         self, request: Request, output: SchedulerOutput, budget: int, threshold: int, hit: Hit | None, hit_tokens: int
     ) -> int:
-        """Start a waiting request with its prefix cache `hit`; returns the tokens it gets, 0 if it does not fit."""
+        """Starts a waiting request with its prefix cache `hit` and returns the tokens it gets; 0 if it does not fit."""
         settings = self.settings
         num_computed = request.num_computed_tokens + hit_tokens
         if settings.remote_prefill and request.num_preemptions == 0:
@@ -217,7 +219,7 @@ class Scheduler:
         self.kv_cache_manager.free(request)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """Free a request's blocks and queue it again, in front unless by priority; all its tokens are recomputed."""
+        """Frees a request's blocks and queues it in front (or by priority), to recompute all of its tokens."""
         self._free(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
@@ -229,7 +231,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """Append the tokens that a step sampled, and finish requests: (those that sampled one, those that finished)."""
+        """Appends the tokens that a step sampled: (requests that sampled one, those of them that are finished)."""
         sampled: list[Request] = []
         finished: list[Request] = []
         for request, tokens in output.scheduled.items():
@@ -248,7 +250,8 @@ class Scheduler:
         return sampled, finished
 
     def _append_sampled_tokens(self, request: Request, drafts: int, is_stale: bool) -> None:
-        """Append the sampled and accepted draft tokens; uncount rejected drafts unless `is_stale` (preempted since)."""
+        """Appends the sampled token and the accepted ones of `drafts`; takes rejected ones off the computed tokens,
+        unless the request was preempted since (`is_stale`)."""
         # The given share of the drafts is accepted on average, spread evenly.
         request.draft_credit += drafts * self.settings.speculative_acceptance
         accepted = min(drafts, int(request.draft_credit))
@@ -326,7 +329,7 @@ class SchedulerV0(Scheduler):
             budget -= tokens
 
     def _reject(self, request: Request, why: str, output: SchedulerOutput) -> None:
-        """Finish a request, taken from the queue, that can never be served; `why` goes into the step's output."""
+        """Ends a request, already off the queue, that can never be served; the step's output says `why`."""
         request.status = Status.FINISHED
         output.ignored.append((request, why))
 

@@ -99,7 +99,7 @@ class SchedulerSettings:
 
     @property
     def usable_blocks(self) -> int:
-        """The pool without the null block; the V0 engine has none."""
+        """Blocks of the pool that requests can use: without the null block, which V0 does not have."""
         return self.num_blocks if self.engine == "V0" else self.num_blocks - 1
 
     @property
@@ -109,11 +109,11 @@ class SchedulerSettings:
 
     @property
     def lookahead_tokens(self) -> int:
-        """Slots reserved past the scheduled tokens for the drafter's own KV."""
+        """Token slots reserved after the scheduled tokens for the KV cache of drafted tokens."""
         return self.num_speculative_tokens if self.draft_needs_kv else 0
 
     def max_blocks_of(self, prompt_len: int, output_len: int) -> int:
-        """Blocks that a request of these lengths needs at its end. The KV of the last sampled token is never stored."""
+        """Blocks that a request holds when it ends; the KV of its last sampled token is never stored."""
         tokens = prompt_len + output_len - 1 + self.num_speculative_tokens + self.lookahead_tokens
         tokens = min(tokens, self.max_model_len)
         return sum(self.max_blocks_in(group, tokens) for group in self.groups)

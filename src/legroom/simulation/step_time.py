@@ -37,20 +37,20 @@ class StepBand:
 
     @property
     def text(self) -> str:
-        """How far the estimated seconds may be off, and why that far."""
+        """A sentence on how far the estimated step times may be off, and why."""
         why = f" ({'; '.join(self.why_wide)})" if self.why_wide else ""
         return f"seconds are estimated: a step may take {self.low:g} to {self.high:g} times as long{why}"
 
 
 def model_class(work: Hardware) -> str:
-    """The model's class by layers, which decides the error band: state-space, latent attention, experts or dense."""
+    """The class of model that selects the error band of step times: state-space, latent attention, experts or dense."""
     if work.state_layers or work.latent_layers:
         return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"
 
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
-    """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
+    """The error band of a plan's step time: narrow for measured kinds, wider for published ones, widest for others."""
     data, name, settings = read_data("step_band.json"), model_class(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
     fit = read_data("step_fit.json")
@@ -75,7 +75,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
 
 
 def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
-    """Clauses that say how this server differs from the published ones, on which the estimate was checked."""
+    """Clauses on what sets this server apart from the published loads against which step times were checked."""
     settings, measured = plan.settings, read_data("step_band.json")["measured"]
     reasons = {
         "the kernels for these weights, or this engine, were not measured": (
@@ -91,18 +91,18 @@ def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
 
 
 def why_other_maker(plan: Plan) -> str:
-    """A clause for the user where few runs on cards of this maker are published; empty for NVIDIA's."""
+    """A clause that few runs on cards of this maker are published; empty for NVIDIA's."""
     return "" if plan.target.gpu.vendor == "nvidia" else "few runs on cards of other makers than NVIDIA are known"
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
-    """Whether the host takes longer to launch a prefill of `tokens`, or the decode of one request, than the GPU."""
+    """Whether the host takes longer to launch a prefill of `tokens`, or one request's decode, than the GPU to run."""
     on_gpu = cost._replace(host=0.0, host_request=0.0, launch=0.0, launch_captured=0.0)
     return any(step_seconds(on_gpu, n, n, 1) < min_host_seconds(cost, n, 1) for n in (1, tokens))
 
 
 def why_no_step_time(work: Hardware) -> str:
-    """A clause that says why no step time is estimated (the GPU's FLOP/s are not known); empty where one is."""
+    """A clause on why no step time is estimated: the GPU's FLOP/s are not known; empty where it is."""
     return "" if work.flops_s > 0 else "how fast it computes is not known, so no time is estimated"
 
 
@@ -264,8 +264,8 @@ class ServerEfficiency:
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
-    """The step cost of one rank on its GPU; LegroomError where its bandwidth is not known. `reached` and `server`
-    replace the fitted efficiencies."""
+    """The step cost of one rank on its GPU; LegroomError where its memory bandwidth is not known. `reached`, `server`:
+    efficiencies to use instead of the fitted ones."""
     reached = reached or Efficiency(**read_data("step_fit.json")["fitted"])
     server = server or ServerEfficiency(**read_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
@@ -344,8 +344,8 @@ def fixed_cost(step_s: float) -> StepCost:
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """The cost scaled so that a decode step of `running` requests with `tokens_held` takes `measured_step_s`;
-    LegroomError for a time of 0."""
+    """The cost scaled so that decoding `running` requests that hold `tokens_held` tokens together takes
+    `measured_step_s` a step; LegroomError for a time of 0."""
     # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     predicted = step_seconds(cost, running, tokens_held, running)

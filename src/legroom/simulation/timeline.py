@@ -52,7 +52,7 @@ class Rejection(NamedTuple):
 
 
 def admissible_requests(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
-    """(1 for every request that can be served, else 0; the rejections with their reasons)."""
+    """(per request 1 if it can be served, else 0; the rejections of the others with their reasons)."""
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
     longest = settings.max_model_len
@@ -103,7 +103,7 @@ class Clocks:
 
     @classmethod
     def of(cls, count: int) -> Clocks:
-        """Clocks for `count` requests, with every time 0."""
+        """Clocks of `count` requests, all at 0 seconds."""
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
@@ -132,7 +132,7 @@ class Timeline:
     last_step: int = 0
 
     def wait_steps(self, name: Wait) -> array[int]:
-        """The sorted waits of all requests in steps; for a trace in seconds, the seconds over the mean step time."""
+        """All waits of this kind, sorted, in steps; for a trace in seconds, seconds over the mean step time."""
         if self.clocks is None:
             ends = {"queue": self.first_sched_steps, "first_token": self.first_token_steps}.get(name, self.finish_steps)
             waits = zip(ends, self.arrival_steps, strict=True)
@@ -142,7 +142,7 @@ class Timeline:
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """Sorted queue, first-token and total latencies in seconds by name; empty where the trace counts steps."""
+        """Sorted queue, first-token and total latencies in seconds, by name; empty if the trace counts steps."""
         clocks, arrivals = self.clocks, self.trace.arrivals
         if clocks is None:
             return {}
@@ -166,7 +166,7 @@ class Timeline:
 
     @property
     def requests_per_s(self) -> float:
-        """The mean rate of arrivals; of users, the rate at which they ask."""
+        """The mean rate of arrivals; of users, the rate at which they sent requests."""
         answers = self.seconds["latency_s"] if self.trace.users else ()
         return self.trace.users.rate(fmean(answers)) if self.trace.users and answers else self.trace.requests_per_s
 
@@ -184,13 +184,13 @@ class Timeline:
 
     @property
     def wasted_slot_ratio(self) -> float:
-        """Share of the allocated slots without a token: internal fragmentation, averaged over steps."""
+        """The share (0 to 1) of allocated token slots without a token, averaged over steps (fragmentation)."""
         slots = self.tally.held_slot_steps
         return (slots - self.tally.stored_token_steps) / slots if slots else 0.0
 
     @property
     def hit_ratio(self) -> float:
-        """Share of prompt tokens found in the prefix cache."""
+        """The share (0 to 1) of prompt tokens that the prefix cache held."""
         return self.tally.cached_tokens / self.tally.prompt_tokens if self.tally.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Timeline:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`; 0 without values."""
+    """The nearest-rank percentile of sorted values; `share`: 0.99 for p99; 0 without values."""
     if not values:
         return 0
     return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1]
@@ -250,7 +250,7 @@ class Sampler:
         self._points: dict[int, tuple[int, ...]] = {}
 
     def add(self, step: int, *figures: int) -> None:
-        """Add one step to its sample: blocks in use, running, waiting, and preemptions since the start."""
+        """Adds one step with its figures: blocks in use, running, waiting, and preemptions since the start."""
         self._merge(step // self._width, figures)
         while len(self._points) > MAX_SAMPLES:
             # Neighbouring samples become one with the larger values, which covers twice the steps.
@@ -260,7 +260,7 @@ class Sampler:
                 self._merge(index // 2, point)
 
     def _merge(self, index: int, point: tuple[int, ...]) -> None:
-        """Raise the figures of a sample to those of `point` where they are smaller."""
+        """Raises each figure of sample number `index` to that of `point`, where it is smaller."""
         self._points[index] = tuple(map(max, point, self._points.get(index, point)))
 
     def samples(self) -> list[PoolSample]:
@@ -269,7 +269,7 @@ class Sampler:
 
 
 def pool_curves_json(timeline: Timeline) -> dict[str, Any]:
-    """Columns of equal length, one point per sample of steps; `time_s` is None where the trace counts steps."""
+    """The pool's samples as JSON columns of equal length; `time_s` is None where the trace counts steps."""
     samples = timeline.samples
     steps = [sample.step for sample in samples]
     times_s = _times_s(timeline, steps)
@@ -300,7 +300,7 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
 
 
 def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
-    """Seconds at `step`, interpolated between the (step, seconds) marks before and at index `at`; clamped outside."""
+    """Seconds at `step`, interpolated between the (step, seconds) of marks[at - 1] and marks[at]; clamped outside."""
     if at == 0:
         return marks[0][1]
     if at == len(marks):

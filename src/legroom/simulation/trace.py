@@ -41,7 +41,7 @@ class Users:
     think_s: float = THINK_S
 
     def rate(self, answer_s: float) -> float:
-        """Requests a second that all of them send where an answer takes `answer_s`."""
+        """Requests a second that all users send together if each answer takes `answer_s` seconds."""
         return self.count / (self.think_s + answer_s)
 
 
@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer; 1 for none."""
+        """Prompt and output tokens of the longest request together; 1 for an empty trace."""
         return max(map(sum, zip(self.prompt_lens, self.output_lens, strict=True)), default=1)
 
     def add(
@@ -89,7 +89,7 @@ class Trace:
         prefix_len: int = 0,
         priority: int = 0,
     ) -> None:
-        """Append a request that arrives at `arrival` (s or step); those of a `prefix_id` share `prefix_len` tokens."""
+        """Appends a request arriving at `arrival` (s or step); those of a `prefix_id` share `prefix_len` tokens."""
         if request_id is not None and self.ids is None:
             self.ids = [f"r{i}" for i in range(len(self))]
         if self.ids is not None:
@@ -108,14 +108,14 @@ class Trace:
         self.prefix_lens.append(min(prefix_len, prompt_len))
 
     def add_prefix(self, name: str, parent: int = NO_PREFIX, parent_len: int = 0) -> int:
-        """Add a prefix group that begins with `parent_len` tokens of group `parent`; returns its number."""
+        """Adds a shared prefix that begins with the first `parent_len` tokens of prefix number `parent`; its number."""
         group = self._group_of[name] = len(self.prefix_names)
         self.prefix_names.append(name)
         self.prefix_parents.append((parent, parent_len))
         return group
 
     def prefix_segments(self, group: int, length: int) -> list[tuple[str, int, int]]:
-        """The first `length` tokens of a prefix group as (name for `stream_tokens`, from, to), in order."""
+        """The first `length` tokens of prefix number `group`, as (name for `stream_tokens`, from, to) in order."""
         segments: list[tuple[str, int, int]] = []
         while length > 0:
             parent, parent_len = self.prefix_parents[group]
@@ -139,7 +139,7 @@ class Trace:
             )
 
     def checked(self) -> Trace:
-        """This trace in the order of arrival. Raises where lengths or ids are invalid."""
+        """This trace in order of arrival; LegroomError where it is empty or lengths, arrivals or ids are invalid."""
         if not len(self):
             raise LegroomError(f"{self.name} holds no requests")
         for name, column, minimum in (
@@ -170,13 +170,13 @@ class Trace:
         return (len(self) - 1) / duration if duration else 0.0
 
     def faster(self, factor: float) -> Trace:
-        """The same requests, arriving `factor` times as fast; users think for a `factor`-th of the time."""
+        """The same requests, arriving `factor` times as fast; users pause for 1/`factor` of the time."""
         users = self.users and replace(self.users, think_s=self.users.think_s / factor)
         return replace(self, arrivals=array("d", (at / factor for at in self.arrivals)), users=users)
 
     def first_questions(self, accepted: Sequence[int]) -> tuple[Trace, int, Sequence[float]]:
-        """(The trace with the arrivals of its users' first questions alone, later ones at infinity; how many of its
-        requests have an arrival; the pause in seconds before each request). Without users (itself, all, none)."""
+        """(the trace where only the users' first requests arrive, others at infinity; how many arrive; the pause in
+        seconds before each). Without users (the trace, all, none). `accepted`: per request 1 if it can be served."""
         if not self.users:
             return self, len(self), ()
         asked = next((i for i, sofar in enumerate(accumulate(accepted), 1) if sofar == self.users.count), len(self))
@@ -187,7 +187,7 @@ class Trace:
         return replace(self, arrivals=arrivals), asked, pauses_s
 
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
-        """The requests that each of `replicas` servers gets round robin; of more than `most` servers an even sample."""
+        """The requests of each of `replicas` servers, dealt in turn; of more than `most` servers an even sample."""
         if replicas == 1:
             yield self
             return
@@ -197,11 +197,11 @@ class Trace:
             yield replace(self.reordered(range(server, len(self), replicas)), users=users)
 
     def of_engine(self, engines: int) -> Trace:
-        """What one of so many data-parallel engines gets of the load."""
+        """The part of the trace that the first of `engines` data-parallel engines gets."""
         return replace(next(self.shares(engines, 1)), engines=engines)
 
     def repeated(self, times: int) -> Trace:
-        """The same arrivals `times` times in a row; each request has its own prompt after the shared prefix."""
+        """The trace `times` times in a row; requests of each round have their own prompt after the shared prefix."""
         count = len(self)
         longer = self.reordered([*range(count)] * times)
         # The pause between two rounds is the mean gap within them.
@@ -211,7 +211,7 @@ class Trace:
         return longer
 
     def reordered(self, order: Sequence[int]) -> Trace:
-        """A copy with the requests in this order of indices; each keeps its id."""
+        """A copy with the requests at these indices, in this order; each keeps its id."""
         names = ("arrivals", "prompt_lens", "output_lens", "priorities", "prefix_groups", "prefix_lens")
         columns = {name: getattr(self, name) for name in names}
         taken: dict[str, Any] = {
@@ -221,7 +221,7 @@ class Trace:
 
 
 def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int) -> None:
-    """Raise where a value is below `minimum` or not finite; the message names the request."""
+    """Raises LegroomError, naming the request, where a value of the column is below `minimum` or not finite."""
     # The sum detects NaN and infinity, which min() may miss.
     if min(column) >= minimum and isfinite(sum(column)):
         return
@@ -262,7 +262,7 @@ class BlockHasher:
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def extend(self, hashes: list[int], tokens: list[int]) -> None:
-        """Number every full block of `tokens` that `hashes` does not cover yet."""
+        """Appends a hash for every full block of `tokens` after those that `hashes` already has."""
         while (len(hashes) + 1) * self.block_size <= len(tokens):
             start = len(hashes) * self.block_size
             content = (hashes[-1] if hashes else -1, tuple(tokens[start : start + self.block_size]))

@@ -32,7 +32,7 @@ def simulate(
     engine: ReplayEngine = "auto",
     progress: Progress | None = None,
 ) -> Timeline:
-    """Replay a trace through vLLM's scheduler; `cost`: seconds of a step, `on_step`: called for each step."""
+    """Replays a trace through vLLM's scheduler; `cost`: estimates a step's seconds; `on_step`: called for each step."""
     # All engines decide alike.
     trace = trace.checked()
     check_cost(trace, cost)
@@ -46,14 +46,14 @@ def simulate(
 
 
 def check_cost(trace: Trace, cost: StepCost | None) -> None:
-    """Raise where arrivals are in seconds and steps have no duration."""
+    """Raises LegroomError where the trace's arrivals are in seconds but no step times are known (`cost` None)."""
     if trace.in_seconds and cost is None:
         hint = "give a GPU and a model, or --step-ms"
         raise LegroomError(f"{trace.name} tells arrivals in seconds, so steps need a duration", hint)
 
 
 def _choose_engine(trace: Trace, settings: SchedulerSettings, reports_steps: bool) -> ReplayEngine:
-    """The fastest replay engine for these settings; "reference" where each step is to be reported."""
+    """The fastest replay engine for these settings; "reference" if each step is to be reported."""
     if reports_steps or not can_replay(settings):
         return "reference"
     if len(trace) < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
@@ -124,7 +124,7 @@ class StepByStepReplay:
                 self.progress(self.tally.finished / len(self.trace))
 
     def _step(self) -> None:
-        """Run one engine step: schedule, advance the clock, and record the batch that completes, maybe an older one."""
+        """Runs one engine step: schedules, advances the clock, and records the batch that completes, maybe an older."""
         scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
         output = scheduler.schedule()
         self.rejections.extend(Rejection(request.id, why) for request, why in output.ignored)
@@ -149,7 +149,7 @@ class StepByStepReplay:
             self._reject_unschedulable()
 
     def _ask_again(self, answered_s: float) -> None:
-        """Let the next question arrive a pause after `answered_s`; if it will be rejected, also the one after it."""
+        """Lets a user's next question arrive a pause after `answered_s`; if it is rejected, the one after it too."""
         arrivals = self.trace.arrivals
         while self.num_asked < len(arrivals):
             insort(arrivals, answered_s + self.pauses_s[self.num_asked], hi=self.num_asked)
@@ -159,7 +159,7 @@ class StepByStepReplay:
                 return
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Add the estimated seconds of this step to the clock, if it computes tokens and step times are known."""
+        """Adds the step's estimated seconds to the clock, where step times are known and it computes tokens."""
         if self.cost and output.scheduled:
             scheduler, scheduled = self.scheduler, output.scheduled
             running = [r for r in scheduler.running if r in scheduled or not scheduler.finishes_in_flight(r)]
@@ -167,14 +167,14 @@ class StepByStepReplay:
             self.now_s += step_seconds(self.cost, sum(output.scheduled.values()), stored, len(running))
 
     def _reject_unschedulable(self) -> None:
-        """Reject the first waiting request when nothing runs and it still does not fit."""
+        """Rejects the first waiting request if nothing runs and it still does not fit."""
         stuck = self.scheduler.pop_unschedulable()
         if stuck is not None:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
             self._ask_again(self.now_s)
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Queue `output`; complete the oldest batch in flight if due: (requests that sampled, finished, end in s)."""
+        """Queues `output`; completes the oldest batch in flight if due: (requests that sampled, finished, end in s)."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):

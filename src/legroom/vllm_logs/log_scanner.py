@@ -61,8 +61,8 @@ class Scanner:
         self.lines = at
 
     def _search_buffer(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[LogPassage, None, int]:
-        """Yields the lines of buffer[:end] with a mark, samples of frequent ones; returns the number of all its lines plus
-        `at`, that of the lines before the buffer. `last`: the log ends here, so that frequent marks are read too."""
+        """Yields the lines of buffer[:end] with a mark, samples of frequent ones; returns `at`, the number of the lines
+        before the buffer, plus that of its own. `last`: the log ends here, so that frequent marks are read too."""
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))

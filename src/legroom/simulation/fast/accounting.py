@@ -7,7 +7,7 @@ from legroom.simulation.fast.rows import MAX_SAMPLES, NONE, Rules, Sim, StepCost
 
 @compilable
 def double_sample_width(sim: Sim) -> None:
-    """Merge neighbouring samples, so that each covers twice as many steps."""
+    """Merges each two neighbouring samples, so that a sample covers twice as many steps."""
     state, samples = sim.state[0], sim.samples
     half = MAX_SAMPLES // 2
     for i in range(half):
@@ -24,7 +24,7 @@ def double_sample_width(sim: Sim) -> None:
 
 @compilable
 def sample(sim: Sim, first_step: int, steps: int, used: int) -> None:
-    """Add `steps` steps from `first_step` on, in which `used` blocks are in use, to the samples that cover them."""
+    """Adds `steps` steps from number `first_step` on, with `used` blocks in use, to the samples that cover them."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
     while last // state.sample_width >= MAX_SAMPLES:
@@ -39,7 +39,7 @@ def sample(sim: Sim, first_step: int, steps: int, used: int) -> None:
 
 @compilable
 def record_step(sim: Sim, rules: Rules) -> None:
-    """Add the step just run to the totals in `sim.state`: tokens, blocks, running and waiting requests."""
+    """Adds the step that was just run to the totals in `sim.state`: tokens, blocks, running and waiting requests."""
     state = sim.state[0]
     used = rules.usable_blocks - state.free_uncached - state.free_cached
     state.steps += 1
@@ -53,7 +53,7 @@ def record_step(sim: Sim, rules: Rules) -> None:
 
 @compilable
 def record_decode_steps(sim: Sim, rules: Rules, steps: int) -> None:
-    """Add the next `steps` decode-only steps to the totals: a token per request, and the blocks that they need."""
+    """Adds the next `steps` decode-only steps to the totals: a token per request and step, and the blocks for these."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_running
     held_steps = state.held_blocks * steps
@@ -80,13 +80,13 @@ def expert_read_seconds(cost: StepCost, tokens: float) -> float:
 
 @compilable
 def kv_read_seconds(cost: StepCost, stored: float, running: float) -> float:
-    """Seconds to read the KV cache: `stored` tokens, with sliding-window layers capped at `running` windows."""
+    """Seconds to read the KV cache of `running` requests: `stored` tokens; sliding layers at most a window of each."""
     return cost.kv_token * stored + cost.window_token * min(stored, cost.window * running)
 
 
 @compilable
 def min_host_seconds(cost: StepCost, tokens: float, running: float) -> float:
-    """The least seconds of a step of `tokens` tokens for `running` requests: the host must launch its kernels."""
+    """The least seconds of a step with `tokens` tokens of `running` requests, as the host must launch its kernels."""
     if tokens <= running:
         return cost.host + cost.host_request * running
     return cost.launch_captured if tokens <= cost.captured else cost.launch
@@ -94,7 +94,7 @@ def min_host_seconds(cost: StepCost, tokens: float, running: float) -> float:
 
 @compilable
 def step_seconds(cost: StepCost, tokens: float, stored: float, running: float) -> float:
-    """Seconds of a step with `tokens` new and `stored` cached tokens of `running` requests, at least the host's."""
+    """Seconds of a step that computes `tokens` and reads `stored` cached tokens of `running` requests."""
     compute = cost.token * tokens
     if tokens > running > 0:
         # A prompt token attends on average to the tokens its request holds, less half of the new ones.
@@ -107,7 +107,7 @@ def step_seconds(cost: StepCost, tokens: float, stored: float, running: float) -
 
 @compilable
 def decode_steps_seconds(cost: StepCost, running: float, stored: float, steps: int) -> float:
-    """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
+    """Seconds of `steps` steps in which each of `running` requests decodes a token; the first reads `stored` tokens."""
     overhead = cost.overhead + (cost.request + cost.exchange) * running + expert_read_seconds(cost, running)
     # The part that does not grow with the cache: computing, or the host where it is slower than that.
     even = max(cost.token * running, min_host_seconds(cost, running, running) - overhead)
@@ -123,7 +123,7 @@ def decode_steps_seconds(cost: StepCost, running: float, stored: float, steps: i
 
 @compilable
 def slower_of_steps_seconds(even: float, read: float, growth: float, steps: int) -> float:
-    """Seconds of `steps` steps, of which step i (from 0) takes the longer of `even` and `read + i * growth`."""
+    """Seconds of `steps` steps, where step i (from 0) takes the longer of `even` and `read + i * growth` seconds."""
     turn = -1.0
     if even > read:
         turn = float(steps)
@@ -136,7 +136,7 @@ def slower_of_steps_seconds(even: float, read: float, growth: float, steps: int)
 
 @compilable
 def steps_until_pool_full(sim: Sim, rules: Rules, max_steps: int) -> int:
-    """Steps that the decoding requests can take until the pool has no free block; at most `max_steps`."""
+    """How many more decode-only steps (at most `max_steps`) the free blocks of the pool suffice for."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     free = state.free_uncached + state.free_cached
     cycles = free // state.num_running
@@ -154,7 +154,7 @@ def steps_until_pool_full(sim: Sim, rules: Rules, max_steps: int) -> int:
 
 @compilable
 def steps_until_arrival(sim: Sim, rules: Rules, cost: StepCost, max_steps: int) -> int:
-    """Decode steps that start before the next request arrives; at most `max_steps`."""
+    """How many decode-only steps (at most `max_steps`) begin before the next request arrives."""
     state = sim.state[0]
     if state.next_arrival >= rules.num_requests:
         return max_steps

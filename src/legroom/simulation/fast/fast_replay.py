@@ -34,11 +34,11 @@ class _ContentStreams:
         self.prefix_tokens: dict[int, list[int]] = {}
 
     def stream_number(self, content: object) -> int:
-        """The number of the token stream with this content; equal contents have the same number."""
+        """A number for a token stream by its content (any hashable key), the same for equal contents."""
         return self.streams.setdefault(content, len(self.trace.prefix_names) + len(self.streams))
 
     def prefix_token(self, group: int, place: int) -> int:
-        """The token id at position `place` of a prefix group."""
+        """The token id at position `place` of the shared prefix number `group`."""
         known = self.prefix_tokens.get(group, [])
         if place >= len(known):
             parts = self.trace.prefix_segments(group, 2 * place + 16)
@@ -47,7 +47,7 @@ class _ContentStreams:
         return known[place]
 
     def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
-        """`prefix`, `prefix_blocks`, `boundary` and `suffix` of request `r`, as `rows.RequestRow` describes them."""
+        """The fields `prefix`, `prefix_blocks`, `boundary` and `suffix` of request number `r`'s `rows.RequestRow`."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
@@ -71,19 +71,19 @@ class _ContentStreams:
         return group, prefix_len // self.block_size, boundary, suffix
 
     def own_tokens(self, r: int, count: int) -> tuple[int, ...]:
-        """The first `count` token ids of request `r` after its shared prefix."""
+        """The first `count` token ids of request number `r` that follow its shared prefix."""
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """(`prefix_len` plus the first tokens of `own` that equal the group's next ones, the other tokens of `own`)."""
+        """(`prefix_len` plus the leading tokens of `own` with which prefix `group` goes on, the rest of `own`)."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
 
 
 def shared_contents(trace: Trace, block_size: int) -> tuple[dict[str, list[int]], int]:
-    """Which blocks of the requests can be equal, those of a prefix or of a suffix that several requests have, as fields
-    of `rows.RequestRow` with a value per request; and the number of different streams of content."""
+    """Which blocks of different requests can be equal, as columns of `rows.RequestRow` (name -> a value per request):
+    those of a prefix or suffix that several have. And the number of different token streams."""
     count = len(trace)
     prefix, prefix_blocks = [rows.NONE] * count, [0] * count
     boundary, suffix = [rows.NONE] * count, [rows.NONE] * count
@@ -122,7 +122,7 @@ _FEWEST_TOKENS_A_BLOCK = 4
 
 
 def can_replay(settings: SchedulerSettings) -> bool:
-    """Whether the kernel implements these settings; the step-by-step replay implements all."""
+    """Whether the kernel implements these settings; other settings need `StepByStepReplay`."""
     return (
         settings.engine == "V1"
         and settings.num_speculative_tokens == 0
@@ -163,7 +163,7 @@ class FastReplay:
             rows.fill(self.sim.requests, "state", states, use_numba)
 
     def _initial_sim(self, contents: dict[str, list[int]]) -> rows.Sim:
-        """The kernel's tables before the first step, all blocks free; `contents`: columns of the requests by name."""
+        """The kernel's tables before the first step, all blocks free; `contents`: columns from `shared_contents`."""
         rules, numba, parents = self.rules, self.use_numba, self.trace.prefix_parents
         seqs = rules.max_num_seqs + 1
         longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))
@@ -195,7 +195,7 @@ class FastReplay:
         )
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
-        """One row for each request of the trace, in trace order, with `contents` as further columns."""
+        """A row for each request, in trace order, with `contents` (from `shared_contents`) as further columns."""
         trace, numba = self.trace, self.use_numba
         requests = rows.rows(rows.RequestRow, len(trace), numba)
         has_priorities, indices = any(trace.priorities), range(len(trace))
@@ -219,7 +219,7 @@ class FastReplay:
         return requests
 
     def _spare_rows(self, kind: Any, link: str, count: int) -> Any:
-        """Row 0, which stands for none, and `count` unused rows, each linked to the next by the field `link`."""
+        """A table of row 0, which stands for none, and `count` free rows, linked into a list by the field `link`."""
         if not self.use_numba:
             return rows.SpareRows(kind, link, count)
         made = rows.rows(kind, count + 1, compiled=True)
@@ -242,11 +242,11 @@ class FastReplay:
         return self._timeline(interrupted)
 
     def _tally_field(self, name: str) -> int:
-        """One field of the kernel's `StateRow`, such as a total of `Tally`."""
+        """A field of the kernel's `StateRow` by name, such as a total that `Tally` has too."""
         return int(rows.column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:
-        """One field of all requests, in trace order, read from the kernel's tables."""
+        """A field of the kernel's request rows by name, for all requests in trace order."""
         return rows.column(self.sim.requests, name, self.use_numba)
 
     def _timeline(self, interrupted: bool) -> Timeline:
@@ -274,7 +274,7 @@ class FastReplay:
 
 
 def _max_extents(trace: Trace, settings: SchedulerSettings, shared_blocks: list[int]) -> int:
-    """An upper bound of the extents (runs of equal blocks) that a replay needs, which sizes the kernel's table."""
+    """How many extents (runs of equal blocks) a replay needs at most; the size of the kernel's table of them."""
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
     blocks = [cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths]
     if sum(blocks) > settings.usable_blocks:

@@ -14,7 +14,7 @@ _compiled: dict[str, Any] = {}
 
 
 def compilable(function: _Function) -> _Function:
-    """Decorator: register a kernel function for Numba (see `compiled`); the function itself stays plain Python."""
+    """Decorator that registers a kernel function for Numba (see `compiled`); the function itself stays plain Python."""
     assert isinstance(function, types.FunctionType)
     _compilable.append(function)
     return function
@@ -26,12 +26,12 @@ def numba_is_installed() -> bool:
 
 
 def is_compiled_before() -> bool:
-    """Whether compiled code of this source is cached on disk; it then loads in a fraction of a second."""
+    """Whether compiled code of this source is cached on disk, so that it loads in a fraction of a second."""
     return any(cache_folder().glob("**/*.nbc"))
 
 
 def cache_folder() -> Path:
-    """Folder of compiled code for this state and place of the source."""
+    """The folder for compiled code, a different one for every version and location of this source."""
     # Numba finds compiled code by the path of its source, so the same source in another place (on a Ray node) is
     # compiled again.
     here = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def compiled(name: str) -> Callable[..., Any]:
-    """The compiled version of a registered function; its calls to other registered functions are compiled too."""
+    """The function registered under this name, compiled with all registered functions that it calls."""
     if not _compiled:
         import numba
 

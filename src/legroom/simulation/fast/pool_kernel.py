@@ -14,7 +14,7 @@ from legroom.simulation.fast.rows import ALL_BLOCKS, NONE, Rules, Sim
 
 @compilable
 def link_after(extents: Any, place: int, extent: int) -> None:
-    """Insert an extent (a run of blocks) into the free queue behind the extent `place`."""
+    """Inserts extent number `extent` (a run of free blocks) into the free queue after number `place`."""
     following = extents[place].after
     extents[place].after = extent
     extents[extent].before = place
@@ -24,15 +24,15 @@ def link_after(extents: Any, place: int, extent: int) -> None:
 
 @compilable
 def unlink(extents: Any, extent: int) -> None:
-    """Remove an extent (a run of blocks) from the free queue."""
+    """Removes extent number `extent` (a run of free blocks) from the free queue."""
     before, after = extents[extent].before, extents[extent].after
     extents[before].after = after
     extents[after].before = before
 
 
 @compilable
-def content_at(sim: Sim, rules: Rules, r: int, k: int) -> tuple[int, int]:
-    """(The number of the token stream that fills block `k` of request `r`, the block at which `r` leaves it)."""
+def stream_at(sim: Sim, rules: Rules, r: int, k: int) -> tuple[int, int]:
+    """(the token stream that fills block `k` of request number `r`, the first block of `r` with another stream)."""
     request, streams = sim.requests[r], sim.streams
     if k >= request.prefix_blocks:
         if k == request.prefix_blocks and request.boundary != NONE:
@@ -48,7 +48,7 @@ def content_at(sim: Sim, rules: Rules, r: int, k: int) -> tuple[int, int]:
 
 @compilable
 def add_cell(sim: Sim, stream: int, start: int, end: int, previous: int) -> int:
-    """Add a cell, cached blocks `start` to `end` of a token stream, behind cell `previous` (0: first); its number."""
+    """Adds a cell, cached blocks `start` to `end` (excluded) of a stream, after `previous` (0: first); its number."""
     state, cells = sim.state[0], sim.cells
     cell = state.spare_cell
     state.spare_cell = cells[cell].following
@@ -66,7 +66,7 @@ def add_cell(sim: Sim, stream: int, start: int, end: int, previous: int) -> int:
 
 @compilable
 def add_copy(sim: Sim, cell: int, refs: int) -> int:
-    """Add an extent, one more copy in the pool of a cell's blocks, with `refs` references; returns its number."""
+    """Adds an extent, one more copy in the pool of cell number `cell`'s blocks, with `refs` references; its number."""
     state, extents, last = sim.state[0], sim.extents, sim.cells[cell].last_copy
     extent = state.spare_extent
     state.spare_extent = extents[extent].after
@@ -82,7 +82,7 @@ def add_copy(sim: Sim, cell: int, refs: int) -> int:
 
 @compilable
 def drop_copy(sim: Sim, extent: int) -> None:
-    """Evict an extent, one copy of a cell's blocks, from the free queue and the prefix cache."""
+    """Takes extent number `extent`, a copy of a cell's blocks, off the free queue and out of the prefix cache."""
     state, extents, cells, cell = sim.state[0], sim.extents, sim.cells, sim.extents[extent].cell
     unlink(extents, extent)
     before, after = extents[extent].previous_copy, extents[extent].next_copy
@@ -109,7 +109,7 @@ def drop_copy(sim: Sim, extent: int) -> None:
 
 @compilable
 def split_cell(sim: Sim, cell: int, at: int) -> None:
-    """Split a cell (cached blocks) and its extents (copies) at block `at`; the later parts keep their numbers."""
+    """Splits cell number `cell` (cached blocks) and its extents (copies) at block `at`; later parts keep numbers."""
     cells, extents = sim.cells, sim.extents
     later = add_cell(sim, cells[cell].stream, at, cells[cell].end, cell)
     extent = cells[cell].first_copy
@@ -128,7 +128,7 @@ def split_cell(sim: Sim, cell: int, at: int) -> None:
 
 @compilable
 def push_hold(sim: Sim, r: int, extent: int, start: int) -> None:
-    """Record that request `r` holds the blocks of an extent, from the request's block `start` on."""
+    """Records that request number `r` holds extent number `extent` as its blocks from block `start` on."""
     state, request, holds = sim.state[0], sim.requests[r], sim.holds
     hold = state.spare_hold
     if hold == 0:
@@ -141,7 +141,7 @@ def push_hold(sim: Sim, r: int, extent: int, start: int) -> None:
 
 @compilable
 def take_free_blocks(sim: Sim, count: int) -> None:
-    """Take `count` blocks off the free queue, uncached ones first, then the least recently used; returns nothing."""
+    """Takes `count` blocks off the free queue: uncached ones, then evicting the least recently used cached ones."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     blank = min(count, state.free_uncached)
     state.free_uncached -= blank
@@ -163,13 +163,14 @@ def take_free_blocks(sim: Sim, count: int) -> None:
 
 @compilable
 def find_cache_hit(sim: Sim, rules: Rules, r: int) -> tuple[int, int]:
-    """(Cached blocks from the start of request `r`, how many of them running requests hold); extents in `sim.hits`."""
+    """(leading blocks of request number `r` that are cached, how many of these running requests hold). Their extents
+    are left in `sim.hits`."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     most = (sim.requests[r].tokens - 1) // rules.block_size
     hit = used = state.num_hits = 0
     end = 0
     while hit == end and hit < most:
-        stream, end = content_at(sim, rules, r, hit)
+        stream, end = stream_at(sim, rules, r, hit)
         end = min(end, most)
         cell = sim.first_cells[stream]
         while cell and hit < end and cells[cell].start == hit:
@@ -186,7 +187,7 @@ def find_cache_hit(sim: Sim, rules: Rules, r: int) -> tuple[int, int]:
 
 @compilable
 def hold_cached_blocks(sim: Sim, r: int, hit: int) -> None:
-    """Add request `r`'s references to the `hit` cached blocks that `find_cache_hit` left in `sim.hits`."""
+    """Makes request number `r` hold the `hit` cached blocks whose extents `find_cache_hit` left in `sim.hits`."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     for i in range(state.num_hits):
         extent = sim.hits[i]
@@ -202,11 +203,11 @@ def hold_cached_blocks(sim: Sim, r: int, hit: int) -> None:
 
 @compilable
 def cache_blocks(sim: Sim, rules: Rules, r: int, blocks: int) -> None:
-    """Add the first `blocks` blocks of request `r` to the prefix cache."""
+    """Adds those of the first `blocks` blocks of request number `r` to the prefix cache that are not in it yet."""
     request, cells, extents = sim.requests[r], sim.cells, sim.extents
     k = request.cached
     while k < blocks:
-        stream, end = content_at(sim, rules, r, k)
+        stream, end = stream_at(sim, rules, r, k)
         end = min(end, blocks)
         cell = 0
         if request.last_hold:
@@ -236,7 +237,7 @@ def cache_blocks(sim: Sim, rules: Rules, r: int, blocks: int) -> None:
 
 @compilable
 def free_blocks(sim: Sim, rules: Rules, r: int, cached_blocks: int) -> None:
-    """Free every block of request `r`, the last first; its first `cached_blocks` stay in the prefix cache."""
+    """Frees all blocks of request number `r`, the last first; its first `cached_blocks` stay in the prefix cache."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     # Content that no other request has is added to the cache here: nobody could have found it before.
     cache_blocks(sim, rules, r, cached_blocks)

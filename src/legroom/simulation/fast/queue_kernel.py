@@ -9,7 +9,7 @@ from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED, Rules, 
 
 @compilable
 def enqueue(sim: Sim, rules: Rules, r: int, is_preempted: bool) -> None:
-    """Queue request number `r`: last, first if it was preempted, or by priority."""
+    """Queues request number `r`: behind the others, in front if it was preempted, or where its priority puts it."""
     state, requests = sim.state[0], sim.requests
     if not rules.by_priority:
         # A ring buffer.
@@ -32,7 +32,7 @@ def enqueue(sim: Sim, rules: Rules, r: int, is_preempted: bool) -> None:
 
 @compilable
 def peek_waiting(sim: Sim, rules: Rules) -> int:
-    """The number of the request to be admitted next, left in the queue."""
+    """The number of the waiting request that is admitted next; it stays in the queue."""
     state, requests = sim.state[0], sim.requests
     if rules.by_priority:
         return requests[requests[0].queued].by_priority_rank
@@ -41,7 +41,7 @@ def peek_waiting(sim: Sim, rules: Rules) -> int:
 
 @compilable
 def pop_waiting(sim: Sim, rules: Rules) -> None:
-    """Remove the next request to be admitted from the queue; returns nothing."""
+    """Removes the waiting request that is admitted next from the queue."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:
@@ -63,7 +63,7 @@ def pop_waiting(sim: Sim, rules: Rules) -> None:
 
 @compilable
 def remove_running(sim: Sim, r: int) -> None:
-    """Remove request number `r` from the running list, which is ordered by rank."""
+    """Removes request number `r` from the running list, whose order is that of admission."""
     state, requests, running = sim.state[0], sim.requests, sim.running
     size, rank = state.num_running, requests[r].rank
     low, high = 0, size
@@ -79,14 +79,14 @@ def remove_running(sim: Sim, r: int) -> None:
 
 @compilable
 def last_step(sim: Sim, r: int) -> int:
-    """The step number in which the decoding request `r` samples its last token."""
+    """The number of the step in which request number `r`, now decoding, samples its last token."""
     request = sim.requests[r]
     return request.total - 2 - request.step_offset
 
 
 @compilable
 def finish_index(sim: Sim, r: int) -> int:
-    """Index of `r` in `finish_order`: the latest finish first, of equals the last in running order first."""
+    """Where request number `r` belongs in `finish_order`: later finishes first, equal ones in reverse running order."""
     requests, finish_order = sim.requests, sim.finish_order
     step, rank = requests[r].total - 2 - requests[r].step_offset, requests[r].rank
     low, high = 0, sim.state[0].num_decodes
@@ -103,7 +103,7 @@ def finish_index(sim: Sim, r: int) -> int:
 
 @compilable
 def start_decoding(sim: Sim, rules: Rules, r: int, base: int) -> None:
-    """Let `r` decode from the next step on; `base` (its `step_offset`): computed tokens less the step number."""
+    """Lets request number `r` decode from the next step on; `base`: its computed tokens less the step's number."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     decodes = state.num_decodes
     request.step_offset = base
@@ -121,7 +121,7 @@ def start_decoding(sim: Sim, rules: Rules, r: int, base: int) -> None:
 
 @compilable
 def stop_decoding(sim: Sim, rules: Rules, r: int) -> None:
-    """Remove `r` from the requests that decode."""
+    """Takes request number `r` off the lists of decoding requests."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     place, decodes = finish_index(sim, r), state.num_decodes
     finish_order[place : decodes - 1] = finish_order[place + 1 : decodes].copy()
@@ -134,13 +134,13 @@ def stop_decoding(sim: Sim, rules: Rules, r: int) -> None:
 
 
 @compilable
-def remove_from(listed: Any, size: int, r: int) -> None:
-    """Remove the request number `r` from the first `size` entries of the array `listed`, in place; returns nothing."""
+def remove_from(numbers: Any, size: int, r: int) -> None:
+    """Removes request number `r`, in place, from the first `size` entries of the array `numbers`."""
     place = 0
-    while listed[place] != r:
+    while numbers[place] != r:
         place += 1
     for i in range(place, size - 1):
-        listed[i] = listed[i + 1]
+        numbers[i] = numbers[i + 1]
 
 
 @compilable
@@ -171,7 +171,7 @@ def enqueue_arrivals(sim: Sim, rules: Rules) -> None:
 
 @compilable
 def ask_again(sim: Sim, rules: Rules) -> None:
-    """A user was answered: let the next question arrive after a pause; if it is rejected, also the one after it."""
+    """After an answer, lets a user's next question arrive after a pause; if that is rejected, the one after it too."""
     state, requests = sim.state[0], sim.requests
     while state.num_asked < rules.num_requests:
         place = state.num_asked
@@ -187,7 +187,7 @@ def ask_again(sim: Sim, rules: Rules) -> None:
 
 @compilable
 def skip_to_next_arrival(sim: Sim, rules: Rules) -> bool:
-    """Move the clock of an idle server to the next arrival. False if there is none."""
+    """Moves the clock of an idle server to the next arrival; False where no request is left to arrive."""
     state, requests = sim.state[0], sim.requests
     while state.next_arrival < rules.num_requests and requests[state.next_arrival].state == REJECTED:
         state.next_arrival += 1

@@ -103,7 +103,7 @@ class Sim(NamedTuple):
 
 
 def _row_type(name: str, fields: str, starts_at_none: str = "") -> Any:
-    """A row class with integer fields (names between spaces) that start at 0; those in `starts_at_none` at NONE."""
+    """A row class with integer `fields` (separated by spaces) that start at 0, or at NONE if in `starts_at_none`."""
     starts = dict.fromkeys(fields.split(), 0) | dict.fromkeys(starts_at_none.split(), NONE)
     none, typed = {"starts_at_none": tuple(starts_at_none.split())}, [(field, int, at) for field, at in starts.items()]
     return make_dataclass(name, typed, namespace=none, repr=False, eq=False, slots=True)
@@ -150,7 +150,7 @@ _FLOATS = frozenset({"now", "arrival", "pause_s", "sched_s", "token_s", "finish_
 
 
 def rows(kind: Any, count: int, compiled: bool) -> Any:
-    """`count` rows of the class `kind` in their initial state: a NumPy structured array if compiled, else a list."""
+    """`count` rows of the class `kind` in their initial state: a structured NumPy array if `compiled`, else a list."""
     if not compiled:
         return [kind() for _ in range(count)]
     import numpy as np
@@ -173,7 +173,7 @@ class SpareRows(dict[int, Any]):
 
 
 def numbers(count: int, compiled: bool) -> Any:
-    """`count` zeros: a NumPy array where compiled, else a list."""
+    """`count` zeros, in a NumPy array if `compiled`, else in a list."""
     if not compiled:
         return [0] * count
     import numpy as np
@@ -182,7 +182,7 @@ def numbers(count: int, compiled: bool) -> Any:
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
-    """Set `field` of the first rows of the table to `values`, in order."""
+    """Sets `field` in the first len(values) rows of a table; `compiled`: the table is a NumPy array, not a list."""
     if compiled:
         import numpy as np
 
@@ -193,5 +193,5 @@ def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
 
 
 def column(table: Any, field: str, compiled: bool) -> Any:
-    """One field of all rows: an array column where compiled, otherwise a list."""
+    """`field` of all rows of a table: an array column if `compiled`, else a list."""
     return table[field] if compiled else [getattr(row, field) for row in table]

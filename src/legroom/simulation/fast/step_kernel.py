@@ -49,7 +49,7 @@ _TOO_TIGHT, _PREEMPTED = -2, -1
 
 @compilable
 def preempt(sim: Sim, rules: Rules, r: int) -> None:
-    """Free the blocks of running request `r` and queue it again, unless a step in flight has sampled its last token."""
+    """Frees the blocks of running request number `r` and queues it again, unless a step in flight finishes it."""
     state, request = sim.state[0], sim.requests[r]
     was_scheduled = request.scheduled_step == state.step
     computed = request.computed
@@ -94,7 +94,7 @@ def preempt(sim: Sim, rules: Rules, r: int) -> None:
 
 @compilable
 def cache_shared_blocks(sim: Sim, rules: Rules, r: int, tokens: int) -> None:
-    """Add the full blocks of the first `tokens` of `r` to the prefix cache, if another request may find them."""
+    """Adds the full blocks of the first `tokens` of request number `r` to the prefix cache, if others may find them."""
     request = sim.requests[r]
     blocks = min(tokens // rules.block_size, request.shared_blocks)
     if rules.enable_prefix_caching and blocks > request.cached:
@@ -103,13 +103,13 @@ def cache_shared_blocks(sim: Sim, rules: Rules, r: int, tokens: int) -> None:
 
 @compilable
 def num_certain_tokens(sim: Sim, rules: Rules, r: int, computed: int) -> int:
-    """Tokens of decoding request `r`, with `computed` cached, that are known when its next step is scheduled."""
+    """Tokens of decoding request number `r`, `computed` of which are cached, known when its next step is scheduled."""
     return max(sim.requests[r].computed, computed) if rules.async_scheduling else computed + 1
 
 
 @compilable
 def preemption_victim(sim: Sim, rules: Rules) -> int:
-    """The running request to preempt: the last one, or under priority scheduling the least important."""
+    """The number of the running request to preempt: the last, or with priorities the least important one."""
     requests, running, size = sim.requests, sim.running, sim.state[0].num_running
     chosen = running[size - 1]
     if rules.by_priority:
@@ -121,7 +121,7 @@ def preemption_victim(sim: Sim, rules: Rules) -> int:
 
 @compilable
 def prefill_chunk(sim: Sim, r: int, threshold: int, budget: int) -> int:
-    """Prompt tokens that `r` computes in this step, at most `budget` and, unless 0, the long-prefill `threshold`."""
+    """Prompt tokens that request number `r` computes now: at most `budget`, and `threshold` (long_prefill) unless 0."""
     wanted = sim.requests[r].tokens - sim.requests[r].computed
     if 0 < threshold < wanted:
         wanted = threshold
@@ -130,7 +130,7 @@ def prefill_chunk(sim: Sim, r: int, threshold: int, budget: int) -> int:
 
 @compilable
 def schedule_chunk(sim: Sim, rules: Rules, r: int, computed: int, chunk: int) -> None:
-    """Schedule `chunk` tokens of request `r`, which has `computed` tokens so far."""
+    """Schedules the next `chunk` tokens of request number `r`, which has `computed` tokens so far."""
     state, request = sim.state[0], sim.requests[r]
     blocks = -(-(computed + chunk) // rules.block_size)
     if blocks > request.held_blocks:
@@ -147,8 +147,8 @@ def schedule_chunk(sim: Sim, rules: Rules, r: int, computed: int, chunk: int) ->
 
 @compilable
 def schedule_one_by_one(sim: Sim, rules: Rules, threshold: int) -> int:
-    """Schedule running requests in order (long prefills up to `threshold`), preempting if the pool is full; the token
-    budget left, or `_PREEMPTED`."""
+    """Schedules running requests in order (prefill chunks up to `threshold`), preempting if the pool is full. Returns
+    the step's remaining token budget, or `_PREEMPTED`."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
@@ -203,8 +203,8 @@ def schedule_one_by_one(sim: Sim, rules: Rules, threshold: int) -> int:
 
 @compilable
 def schedule_in_bulk(sim: Sim, rules: Rules, threshold: int) -> int:
-    """Schedule all running requests if the pool suffices and prefills come last; the token budget left, otherwise
-    `_TOO_TIGHT` and nothing is scheduled."""
+    """Schedules all running requests at once if the pool suffices and prefills come last. Returns the remaining token
+    budget, or `_TOO_TIGHT` with nothing scheduled."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     prefills, decodes = state.num_prefills, state.num_decodes
     if prefills and sim.running[state.num_running - prefills] != sim.prefills[0]:
@@ -231,7 +231,7 @@ def schedule_in_bulk(sim: Sim, rules: Rules, threshold: int) -> int:
 
 @compilable
 def advance_decodes(sim: Sim, rules: Rules, steps: int) -> None:
-    """Every decoding request computes one token in each of `steps` steps; the pool is known to suffice."""
+    """Lets every decoding request compute a token in each of `steps` steps; the caller knows that the pool suffices."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_decodes
     blocks = steps // bs * decodes
@@ -247,7 +247,7 @@ def advance_decodes(sim: Sim, rules: Rules, steps: int) -> None:
 
 @compilable
 def advance_shared_decodes(sim: Sim, rules: Rules, steps: int) -> None:
-    """Cache the blocks that decoding requests fill in `steps` steps, of those whose blocks another request can find."""
+    """Caches the blocks that decoding requests fill in `steps` steps, for requests whose blocks others may find."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     decodes_by_phase = sim.shared_decodes_by_phase
     for step in range(state.step, state.step + steps):
@@ -262,8 +262,8 @@ def advance_shared_decodes(sim: Sim, rules: Rules, steps: int) -> None:
 
 @compilable
 def admit_waiting(sim: Sim, rules: Rules, budget: int, threshold: int) -> bool:
-    """Admit waiting requests while token budget, max_num_seqs and blocks last. True if the first cannot be admitted
-    either as long as only decodes run."""
+    """Admits waiting requests while `budget` (tokens), max_num_seqs and free blocks last. True if the next one stays
+    out for as long as the coming steps only decode."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     while budget > 0 and state.num_waiting and state.num_running < rules.max_num_seqs:
         r = peek_waiting(sim, rules)
@@ -296,7 +296,7 @@ def admit_waiting(sim: Sim, rules: Rules, budget: int, threshold: int) -> bool:
 
 @compilable
 def start_running(sim: Sim, rules: Rules, r: int, hit: int, computed: int) -> None:
-    """Append request `r` to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
+    """Appends request number `r` to the running list, with `hit` cached blocks and `computed` tokens so far."""
     state, request = sim.state[0], sim.requests[r]
     sim.running[state.num_running] = r
     sim.prefills[state.num_prefills] = r
@@ -318,7 +318,7 @@ def start_running(sim: Sim, rules: Rules, r: int, hit: int, computed: int) -> No
 
 @compilable
 def complete_prefills(sim: Sim, rules: Rules) -> None:
-    """Move requests whose prompt is complete, and which sampled a token, to decoding or finishing."""
+    """Moves requests whose prompt is computed, and which so sampled a token, to the decoding or finishing ones."""
     state, requests = sim.state[0], sim.requests
     kept = 0
     for i in range(state.num_prefills):
@@ -387,7 +387,7 @@ def free_finishing(sim: Sim, rules: Rules) -> None:
 
 @compilable
 def complete_step(sim: Sim, rules: Rules) -> None:
-    """Finish the step: complete prefills, free requests with their last token (a step later if async), count it."""
+    """Ends the step: completes prefills, frees finished requests (with async scheduling a step later), counts it."""
     if rules.async_scheduling:
         free_finishing(sim, rules)
     if sim.state[0].num_prefills:
@@ -423,7 +423,7 @@ def single_step(sim: Sim, rules: Rules, cost: StepCost) -> None:
 
 @compilable
 def decode_in_bulk(sim: Sim, rules: Rules, cost: StepCost, steps: int) -> None:
-    """Run `steps` decode-only steps; requests may finish in the last of them."""
+    """Runs `steps` decode-only steps; only in the last of them may requests finish."""
     state = sim.state[0]
     ends = state.now
     if rules.in_seconds:
@@ -441,7 +441,7 @@ def decode_in_bulk(sim: Sim, rules: Rules, cost: StepCost, steps: int) -> None:
 
 @compilable
 def num_decode_only_steps(sim: Sim, rules: Rules, cost: StepCost) -> int:
-    """Steps from here on that only decode; 0 if the next one may admit, preempt or prefill."""
+    """How many steps from here on only decode; 0 if the next one may admit, preempt or prefill."""
     state = sim.state[0]
     if state.num_running == 0 or state.num_prefills or state.num_finishing:
         return 0
@@ -457,7 +457,7 @@ def num_decode_only_steps(sim: Sim, rules: Rules, cost: StepCost) -> int:
 
 @compilable
 def replay(sim: Sim, rules: Rules, cost: StepCost, turns: int) -> bool:
-    """Run up to `turns` turns (one step, or a run of decode-only steps). True while requests are left."""
+    """Runs up to `turns` turns, each one step or a run of decode-only steps; True while requests are left."""
     state = sim.state[0]
     for _ in range(turns):
         if state.failed:

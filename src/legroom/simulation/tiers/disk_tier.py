@@ -33,7 +33,7 @@ class FileLookups:
         """Whether answers have come since the last lookup."""
 
     def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> bool | None:
-        """Whether a file holds the chunk; None where that is only known in the next step."""
+        """Whether a file holds the chunk; None until the next step, in which the answer is known."""
         self.has_new_answers = False
         if key not in self._answers:
             self._answers[key] = None
@@ -43,7 +43,7 @@ class FileLookups:
         return self._answers[key]
 
     def answer_pending(self, file_at_s: dict[host.ChunkKey, float], now_s: float) -> None:
-        """Answer the lookups collected since the last call: whether each chunk's file was written by `now_s`."""
+        """Answers the lookups since the last call: whether a chunk's file was written (`file_at_s`) by `now_s`."""
         for key in self._open:
             if key in self._answers and self._answers[key] is None:
                 self._answers[key] = file_at_s.get(key, now_s + 1) <= now_s
@@ -51,7 +51,7 @@ class FileLookups:
         self._open = []
 
     def drop_answers(self, access: host.ChunkAccess) -> None:
-        """Forget the lookups of one request; answers that other requests also asked for stay."""
+        """Forgets a request's lookups, and the answers that no other request asked for."""
         for key in self._of_request.pop(access, ()):
             self._askers[key].discard(access)
             if not self._askers[key]:
@@ -82,14 +82,14 @@ class DiskBackedTier(host.HostTier):
 
     @property
     def next_event_s(self) -> float | None:
-        """When the next file job ends, or 0.0 where lookups were just answered; None where nothing is under way."""
+        """When the next file copy ends, in seconds; 0.0 if lookups were just answered, None if nothing is under way."""
         if self._lookups.has_new_answers:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
         return min(ends, default=None)
 
     def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> host.LookupResult:
-        """HIT or MISS, RETRY until the disk has answered, PENDING while the chunk is written or its file is read."""
+        """HIT, MISS, RETRY (the disk answers in the next step), or PENDING while the chunk is written or read."""
         self._poll()
         answer = super().lookup(key, access)
         if answer is not host.LookupResult.MISS:
@@ -111,7 +111,7 @@ class DiskBackedTier(host.HostTier):
     def prepare_store(
         self, keys: Sequence[host.ChunkKey], access: host.ChunkAccess
     ) -> tuple[list[host.ChunkKey], list[host.ChunkKey]] | None:
-        """Complete ended file copies and make room for missing `keys`: (chunks to write, those evicted); else None."""
+        """Completes ended file copies, makes room for missing `keys`: (chunks to write, those evicted); or None."""
         self._poll()
         prepared = super().prepare_store(keys, access)
         if prepared is not None and prepared[0]:
@@ -127,7 +127,7 @@ class DiskBackedTier(host.HostTier):
         self._drop_answers(access)
 
     def end_schedule(self) -> None:
-        """Start the file reads that the step's lookups asked for, and answer the lookups collected in the step."""
+        """Starts the file reads that the step's lookups asked for, and answers the lookups themselves."""
         self._poll()
         self._is_polled = False
         self.submitted_loads = [FileJob(keys, False, access) for access, keys in self._promotions.items()]
@@ -143,11 +143,11 @@ class DiskBackedTier(host.HostTier):
         self._drop_answers(access)
 
     def file_tally(self) -> host.FileTally:
-        """Chunks copied to and from files so far, and the seconds that took."""
+        """Chunks written to and read from files so far, and the seconds that took."""
         return host.FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
 
     def _submit(self, job: FileJob) -> None:
-        """Queue the reading or writing of a job's chunks; a written file exists from the end of the write."""
+        """Queues a job that writes or reads the files of chunks; a file exists once its writing has ended."""
         self.jobs[job] = None
         end_s = (self.store_link if job.is_store else self.load_link).submit(job, len(job.keys), self.now_s)
         if job.is_store:
@@ -171,6 +171,6 @@ class DiskBackedTier(host.HostTier):
             del self.jobs[job]
 
     def _drop_answers(self, access: host.ChunkAccess) -> None:
-        """Forget a request's lookups once it has finished and its last store, which may write files, is complete."""
+        """Forgets a request's lookups once it has finished and its last store, which may still write files, is done."""
         if access.is_finished and not access.stores_in_progress:
             self._lookups.drop_answers(access)

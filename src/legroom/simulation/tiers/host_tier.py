@@ -38,7 +38,7 @@ class LruPolicy:
         """Does nothing here; called when a request stores chunks that the tier does not hold."""
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """Make `keys`, which a request that ends has used, the most recently used, the first of its prompt last."""
+        """Makes the `keys` that an ending request used the most recent ones, the first of its prompt the very last."""
         for key in reversed(keys):  # the last chunk first: the start of a prompt is most likely shared
             if key in self._order:
                 self._order.move_to_end(key)
@@ -64,7 +64,7 @@ class ArcPolicy(LruPolicy):
         self._evicted_again.pop(key, None)
 
     def on_miss(self, missed: Sequence[ChunkKey]) -> None:
-        """Move the target size in favour of the list from which a missed chunk was evicted recently."""
+        """Moves the target size in favour of the list (used once, used again) that a missed chunk was evicted from."""
         once, again = self._evicted_once, self._evicted_again
         for key in reversed(missed):
             if key in once:
@@ -75,7 +75,7 @@ class ArcPolicy(LruPolicy):
                 again.move_to_end(key)
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """Of the `keys` that a request that ends has used, move those it `reused` to the list of chunks used again."""
+        """Moves an ending request's `reused` keys to the chunks used again; storing (`inserted`) is no such use."""
         for key in reversed(keys):
             if key in inserted:
                 # Being stored is no second use.
@@ -89,7 +89,7 @@ class ArcPolicy(LruPolicy):
                 self._again.move_to_end(key)
 
     def evict(self, count: int, may_evict: MayEvict) -> list[ChunkKey] | None:
-        """Evict exactly `count` chunks by ARC's target sizes; None, evicting nothing, if `may_evict` allows fewer."""
+        """Evicts exactly `count` chunks by ARC's target sizes; None, evicting nothing, if `may_evict` allows fewer."""
         once, again = filter(may_evict, self._once), filter(may_evict, self._again)
         size = len(self._once)
         victims: list[tuple[ChunkKey, bool]] = []
@@ -177,7 +177,7 @@ class ChunkAccess:
         self.is_finished = False
 
     def reuse(self, keys: Iterable[ChunkKey]) -> None:
-        """Record that the request used chunks which the tier holds; those it stored itself are not reused."""
+        """Records that the request used these chunks of the tier; those it stored itself do not count as reused."""
         self.used.update(keys)
         self.reused.update(key for key in keys if key not in self.inserted)
 
@@ -205,7 +205,7 @@ class Link(Generic[Job]):
         self._queue: deque[tuple[Job, float]] = deque()
 
     def submit(self, job: Job, num_blocks: int, now_s: float) -> float:
-        """Queue a copy of `num_blocks` blocks behind those under way; the time in seconds at which it ends."""
+        """Queues a copy of `num_blocks` blocks behind those under way; returns when it ends, in replay seconds."""
         took = num_blocks * self.s_per_block
         self.busy_s += took
         self._free_at_s = max(self._free_at_s, now_s) + took
@@ -213,16 +213,16 @@ class Link(Generic[Job]):
         return self._free_at_s
 
     def end_of(self, jobs: Container[Job], now_s: float) -> float:
-        """When the last of `jobs` ends, in seconds of the replay; `now_s` where none of them is under way."""
+        """When the last of these jobs ends, in seconds of the replay; `now_s` if none of them is under way."""
         return max((end for job, end in self._queue if job in jobs), default=now_s)
 
     @property
     def next_end_s(self) -> float | None:
-        """When the oldest queued transfer ends; None where none is under way."""
+        """When the oldest queued copy ends, in seconds of the replay; None where none is under way."""
         return self._queue[0][1] if self._queue else None
 
     def completed(self, now_s: float) -> list[Job]:
-        """Remove and return the transfers that ended by `now_s`, oldest first."""
+        """Removes and returns the copies that have ended by `now_s`, oldest first."""
         done: list[Job] = []
         while self._queue and self._queue[0][1] <= now_s:
             done.append(self._queue.popleft()[0])
@@ -251,7 +251,7 @@ class HostTier:
 
     @property
     def next_event_s(self) -> float | None:
-        """The time in seconds when the next copy to or from the disk tier ends; None without one."""
+        """When the next copy to or from the disk tier ends, in seconds of the replay; None where none is under way."""
         return None
 
     def lookup(self, key: ChunkKey, access: ChunkAccess) -> LookupResult:
@@ -281,7 +281,7 @@ class HostTier:
     def prepare_store(
         self, keys: Sequence[ChunkKey], access: ChunkAccess
     ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
-        """Make room for the missing ones of `keys`: (the chunks to write, those evicted); None if there is no room."""
+        """Makes room for those of `keys` that are missing: (the chunks to write, those evicted); None without room."""
         missing = [key for key in keys if key not in self.readers]
         if self.settings.store_threshold >= 2:
             self._count_offers(keys)
@@ -304,7 +304,7 @@ class HostTier:
         return missing, evicted
 
     def _count_offers(self, keys: Sequence[ChunkKey]) -> None:
-        """Counts an offer of each chunk in a bounded LRU table; a new one never evicts another of `keys`."""
+        """Counts an offer of each chunk, for a bounded number of recent chunks; a new one drops none of `keys`."""
         offers = self._offers
         known = {key for key in keys if key in offers}
         for key in keys:
@@ -323,7 +323,7 @@ class HostTier:
             offers[key] = 1
 
     def _make_room(self, count: int, protected: set[ChunkKey]) -> list[ChunkKey] | None:
-        """Evict so many chunks that `count` new ones fit, none of `protected`; the evicted, None if too few may be."""
+        """Evicts enough chunks, none of `protected`, for `count` new ones: the evicted; None if too few may go."""
         short = count - (self.settings.num_chunks - len(self.readers))
         if short <= 0:
             return []
@@ -343,7 +343,7 @@ class HostTier:
         self.num_idle += len(keys)
 
     def file_tally(self) -> FileTally | None:
-        """Chunks copied to and from files; None for a tier without files."""
+        """Chunks written to and read from files; None for a tier without files."""
         return None
 
     def end_schedule(self) -> None:

@@ -43,7 +43,7 @@ class TransferWorker:
         """Time that steps waited for flushes."""
 
     def begin_step(self, plan: TransferPlan, now_s: float) -> float:
-        """Start the step's copies and wait for those it depends on; returns the time in seconds when it can run."""
+        """Starts the step's copies and waits for those it depends on; returns when it can run, in replay seconds."""
         self._deferred += [job for job in plan.stores if job in plan.flushes]
         for job in self._deferred:
             self.store_link.submit(job, job.num_blocks, now_s)
@@ -57,13 +57,13 @@ class TransferWorker:
         return now_s
 
     def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
-        """The copies that have ended by `now_s`; the step's own stores are only started with the next step."""
+        """The copies that have ended by `now_s`; this step's stores are submitted only when the next step begins."""
         self._deferred += [job for job in plan.stores if job not in plan.flushes]
         return self.store_link.completed(now_s) + self.load_link.completed(now_s)
 
     @property
     def next_event_s(self) -> float | None:
-        """The time in seconds when the next copy ends; 0 where one waits to be submitted, None without copies."""
+        """When the next copy ends, in seconds of the replay; 0 if one waits to be submitted, None without copies."""
         if self._deferred:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
@@ -135,7 +135,7 @@ class KvOffload:
         self._states[request] = OffloadState()
 
     def find_hit(self, request: Request, num_computed: int) -> int | None:
-        """Tokens after the first `num_computed` that can be loaded from the tier; None: ask again in the next step."""
+        """How many tokens after the first `num_computed` the tier can load; None: not known before the next step."""
         state = self._states[request]
         state.block_ids = []
         if state.jobs:
@@ -156,7 +156,7 @@ class KvOffload:
         return tokens
 
     def _lookup(self, state: OffloadState, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
-        """(Number of chunks from the first on that the tier has, whether one of them cannot be read yet)."""
+        """(how many leading chunks of `keys` the tier has, whether one of them cannot be read yet)."""
         num_hits, is_pending = 0, False
         for key in keys:
             answer = self.tier.lookup(key, state.access)
@@ -167,14 +167,14 @@ class KvOffload:
         return num_hits, is_pending
 
     def _add_chunk_keys(self, request: Request, state: OffloadState) -> None:
-        """Add the keys of chunks completed since the last call; a key is the hash of the chunk's last block."""
+        """Adds the keys of chunks that became full since the last call; a key is the hash of a chunk's last block."""
         per_chunk = self.settings.blocks_per_chunk
         for last in range((len(state.keys) + 1) * per_chunk - 1, len(request.block_hashes), per_chunk):
             state.access.positions[request.block_hashes[last]] = len(state.keys)
             state.keys.append(request.block_hashes[last])
 
     def load(self, request: Request, num_computed: int, num_loaded: int) -> None:
-        """Start copying `num_loaded` tokens after the first `num_computed` into the request's new blocks."""
+        """Starts to copy `num_loaded` tokens, after the first `num_computed`, into the request's new blocks."""
         state = self._states[request]
         self._reused_blocks.update(block.block_id for block in request.blocks[0])
         first_block, end_block = num_computed // self.block_size, cdiv(num_computed + num_loaded, self.block_size)
@@ -198,7 +198,7 @@ class KvOffload:
     def end_schedule(
         self, scheduled: Iterable[Request], preempted: Iterable[Request], finished: Iterable[Request]
     ) -> TransferPlan:
-        """The copies of a step; called with the requests that it schedules and preempts and that finished before it."""
+        """The copies that a step starts, for requests that it schedules or preempts or that finished before it."""
         plan = self._plan
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
@@ -231,7 +231,7 @@ class KvOffload:
         return plan
 
     def _offer(self, request: Request, num_computed: int, *, is_finished: bool = False) -> None:
-        """Offer the tier the request's chunks that became full by `num_computed` tokens, and store those it takes."""
+        """Offers the tier a request's chunks that are full with `num_computed` tokens, and stores those it takes."""
         state, tokens = self._states[request], min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)
@@ -255,7 +255,7 @@ class KvOffload:
             self._store(request, state, to_store, is_finished=is_finished)
 
     def _store(self, request: Request, state: OffloadState, keys: list[ChunkKey], *, is_finished: bool) -> None:
-        """Plan the copy of these chunks to the tier; a finished request's GPU blocks are protected until its end."""
+        """Plans the copy of these chunks to the tier; a finished request's GPU blocks are protected until its end."""
         per_chunk = self.settings.blocks_per_chunk
         starts = [state.access.positions[key] * per_chunk for key in keys]
         sources = [block_id for start in starts for block_id in state.block_ids[start : start + per_chunk]]
@@ -271,19 +271,19 @@ class KvOffload:
                 self._plan.flushes[job] = None
 
     def _protect_source_blocks(self, job: TransferJob) -> None:
-        """Mark the GPU blocks that a copy reads from; reusing one flushes the copy first."""
+        """Marks the GPU blocks that a copy reads, so that the copy is completed first if one is to be reused."""
         for block_id in job.source_blocks:
             self._fences.setdefault(block_id, {})[job] = None
 
     def finish(self, request: Request) -> None:
-        """Protect the blocks of a request that ends which stores still read: reusing one flushes its store first."""
+        """Protects those blocks of an ending request that a store still reads: reusing one waits for its store."""
         state = self._states[request]
         self._add_chunk_keys(request, state)
         for job in state.jobs:
             self._protect_source_blocks(job)
 
     def complete(self, job: TransferJob) -> None:
-        """Account for a finished copy: its chunks become usable, and its source blocks are no longer protected."""
+        """Books a copy that has ended: its chunks become usable, and its source blocks are no longer protected."""
         state = self._states[job.request]
         if job.is_store:
             self.tier.complete_store(job.keys, state.access)

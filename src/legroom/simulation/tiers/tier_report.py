@@ -34,7 +34,7 @@ def hit_curve(
     executor: SweepExecutor | None = None,
     progress: Progress | None = None,
 ) -> tuple[CurvePoint, ...]:
-    """Hit ratios of a tier that never evicts and of tiers of half its size, a quarter and so on; smallest first."""
+    """Points (size, hit ratio): a tier that never evicts, one of half its size, a quarter and so on; smallest first."""
     report = progress or (lambda _share: None)
     unlimited = _unlimited_tier(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
     points = [CurvePoint(unlimited.tally.peak_chunks, unlimited.hit_ratio)]
@@ -48,7 +48,7 @@ def hit_curve(
 def _unlimited_tier(
     trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
 ) -> TieredTimeline:
-    """A replay whose tier never evicts: `replayed` itself if it evicted nothing, else one with a larger tier."""
+    """The replay with a tier that never evicts: `replayed` itself if it never did, else one with a larger tier."""
     if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
         return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
@@ -58,14 +58,14 @@ def _unlimited_tier(
 
 
 def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
-    """Replay the task's trace with a tier of `num_chunks` chunks: its hit ratio (picklable, for executors)."""
+    """The hit ratio of the task's trace with a tier of `num_chunks` chunks; executors can pickle this function."""
     trace, settings, tier, cost = task
     tier = replace(tier, num_chunks=num_chunks)
     return CurvePoint(num_chunks, simulate_with_tier(trace, settings, tier, cost=cost).hit_ratio)
 
 
 def chunks_for_hit_share(curve: tuple[CurvePoint, ...], share: float) -> int | None:
-    """The tier size in chunks that reaches `share` of the curve's maximum hits, interpolated; None without hits."""
+    """The interpolated tier size in chunks with `share` (0 to 1) of the curve's most hits; None without hits."""
     if not curve or not curve[-1].hit_ratio:
         return None
     wanted = share * curve[-1].hit_ratio
@@ -90,16 +90,16 @@ class TierReport:
     """As the host allocates the tier; None where the model is not known."""
 
     def bytes_of(self, blocks: int) -> int:
-        """The bytes of so many GPU blocks of KV cache."""
+        """The bytes of this many GPU blocks of KV cache."""
         return blocks * self.replayed.tier.block_bytes
 
     def tier_bytes(self, num_chunks: int) -> int:
-        """The bytes of so many chunks of the tier."""
+        """The bytes of this many of the tier's chunks."""
         return self.bytes_of(num_chunks * self.replayed.tier.blocks_per_chunk)
 
     @property
     def recompute_s(self) -> float | None:
-        """GPU seconds to recompute the loaded tokens; None where the step time does not depend on them."""
+        """GPU seconds to compute the loaded tokens instead; None where step times are not known."""
         if self.cost is None or self.cost.token <= 0:
             return None
         tally = self.replayed.tally
@@ -107,14 +107,14 @@ class TierReport:
 
     @property
     def break_even_bytes_s(self) -> float | None:
-        """Copy speed below which recomputing is faster than loading; None without loads or step times."""
+        """Bytes per second of copying below which recomputing is faster; None without loads or step times."""
         recompute_s = self.recompute_s
         loaded = self.bytes_of(self.replayed.tally.loaded_blocks)
         return loaded / recompute_s if recompute_s and loaded else None
 
     @property
     def is_slower_than_recomputing(self) -> bool | None:
-        """Whether loading takes longer than recomputing would; None where copies or steps take no time."""
+        """Whether loading takes longer than recomputing the tokens would; None where either takes no time."""
         load_s, recompute_s = self.replayed.load_busy_s, self.recompute_s
         return load_s > recompute_s if load_s and recompute_s else None
 

@@ -68,7 +68,7 @@ class TieredScheduler(Scheduler):
         return len(self.waiting) + len(self.holding)
 
     def pop_unschedulable(self) -> Request | None:
-        """Remove and return the first loaded, else waiting, request if nothing runs or is copied; else None."""
+        """Removes and returns the first loaded, else waiting, request if nothing runs or is being copied; else None."""
         if self.running or self.offload.has_work:
             return None
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
@@ -86,7 +86,7 @@ class TieredScheduler(Scheduler):
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """Append sampled tokens, free blocks kept for this step: (requests that sampled one, those that finished)."""
+        """Appends a step's sampled tokens and frees blocks kept for it: (requests that sampled, those finished)."""
         if self.settings.async_scheduling and output.scheduled:
             self._steps_done += 1
             while self._deferred_frees and self._deferred_frees[0][0] <= self._steps_done:
@@ -94,18 +94,18 @@ class TieredScheduler(Scheduler):
         return super().update_from_output(output)
 
     def _can_free(self, request: Request) -> bool:
-        """Whether the last step that uses the request's blocks has run."""
+        """Whether the last step that reads the request's blocks has run."""
         return self._last_step.get(request, 0) <= self._steps_done
 
     def _free(self, request: Request) -> None:
-        """Free the request's blocks, or keep them until the steps in flight have run."""
+        """Frees the request's blocks, or keeps them until the steps in flight that read them have run."""
         if not self._can_free(request) and request.blocks[0]:
             self._deferred_frees.append((self._steps, request.blocks[0]))
             request.blocks[0] = []
         super()._free(request)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
-        """Admit loaded requests first, then waiting ones; one with chunks in the tier begins loading instead."""
+        """Admits loaded requests, then waiting ones; a waiting one with chunks in the tier starts to load them."""
         kept: list[Request] = []
         deferred: list[Request] = []
         while budget > 0 and len(self.running) < self.settings.max_num_seqs:
@@ -149,7 +149,7 @@ class TieredScheduler(Scheduler):
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
     ) -> bool:
-        """Allocate blocks for the chunks that the tier has and start to load them; False if they do not fit."""
+        """Allocates blocks for `num_loadable` tokens in the tier and starts to load them; False if they do not fit."""
         fits = self.kv_cache_manager.allocate_slots(
             request,
             0,
@@ -171,19 +171,19 @@ class TieredScheduler(Scheduler):
         return True
 
     def _num_blocks_to_come(self, request: Request) -> int:
-        """GPU blocks still missing to hold all tokens that the request has now."""
+        """How many GPU blocks the request still needs to hold all of its present tokens."""
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
     def complete(self, job: TransferJob) -> None:
-        """Account for a copy that has ended; the request of a load may be admitted from now on."""
+        """Books a copy that has ended; if it was a load, its request can be admitted from now on."""
         self.offload.complete(job)
         if not job.is_store:
             self._loading.discard(job.request)
             self._loaded.add(job.request)
 
     def _finish_load(self, request: Request) -> None:
-        """Put the loaded blocks into the prefix cache; the last token is left to compute, as its logits are needed."""
+        """Puts the loaded blocks into the prefix cache; the last token stays to be computed, for its logits."""
         self._loaded.discard(request)
         if self.settings.enable_prefix_caching:
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
@@ -287,7 +287,7 @@ class TierReplay(StepByStepReplay):
         self.scheduler.offload.tier.now_s = self.now_s
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """(requests that sampled, finished, end in s), also of steps where none ran; completes copies ended by then."""
+        """Queues `output`, completes the oldest batch if due and ended copies: (sampled, finished, end in s)."""
         if self.has_requests:
             self.in_flight.append((output, self.now_s))
             if len(self.in_flight) < self.batches_in_flight and (output.scheduled or self.scheduler.has_requests):

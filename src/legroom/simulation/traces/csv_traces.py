@@ -22,12 +22,12 @@ class CsvFormat:
     """Whether rows without output tokens are failed requests; otherwise they count as one token."""
 
     def looks_like(self, head: str) -> bool:
-        """Whether the first line is a header with these columns, in any case."""
+        """Whether the first line of `head`, a file's beginning, is a header with this format's columns, in any case."""
         first = head.split("\n", 1)[0].lower()
         return all(name.lower() in first for name in self.columns)
 
     def read(self, lines: Iterable[str], name: str) -> Trace:
-        """The trace of a CSV file; arrivals are in seconds since the first request; LegroomError for a bad cell."""
+        """The trace of CSV lines, named `name`; arrivals are seconds after the first; LegroomError for a bad cell."""
         trace = Trace(name, in_seconds=True)
         start: float | None = None
         for line, (time, prompt, output) in self._numbered_rows(lines, name):
@@ -43,7 +43,7 @@ class CsvFormat:
         return trace
 
     def _numbered_rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
-        """Line number and the named cells of every row; LegroomError for a missing column or cell."""
+        """(line number, named cells) of every row; LegroomError, naming `file`, for a missing column or cell."""
         reader = csv.reader(lines)
         header = [cell.strip().lower() for cell in next(reader, [])]
         missing = [name for name in self.columns if name.lower() not in header]
@@ -57,7 +57,7 @@ class CsvFormat:
 
 
 def _token_count(cell: str, column: str, file: str, line: int) -> int:
-    """The cell as an integer, fractions cut off; raises with file and line where it is no number."""
+    """The cell as an integer, fractions cut off; LegroomError with file and line where it is no number."""
     try:
         return int(float(cell))
     except (ValueError, OverflowError):
@@ -65,7 +65,7 @@ def _token_count(cell: str, column: str, file: str, line: int) -> int:
 
 
 def _timestamp_s(text: str) -> float:
-    """Unix seconds of an ISO date and time, which is read as UTC."""
+    """Unix seconds of an ISO date and time without a zone, taken as UTC."""
     # Azure writes seven digits of a second; Python reads six.
     whole, _, fraction = text.partition(".")
     digits = "".join(c for c in fraction.split("+")[0] if c.isdigit())

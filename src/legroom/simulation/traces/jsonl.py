@@ -11,13 +11,13 @@ _HINT = 'a line looks like {"arrival": 0.5, "prompt_len": 800, "output_len": 120
 
 
 def looks_like(head: str) -> bool:
-    """Whether the file's first line is a JSON object with at least one field of this trace format."""
+    """Whether the first line of `head`, a file's beginning, is a JSON object with a field of this trace format."""
     first = head.lstrip().split("\n", 1)[0]
     return first.startswith("{") and any(f'"{name}"' in first for name in ("prompt_len", "output_len", "arrival_step"))
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """JSON lines with `arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`; LegroomError for others."""
+    """The trace of JSON lines with `arrival` (s) or `arrival_step`, `prompt_len`, `output_len`; else LegroomError."""
     trace = Trace(name)
     clocks: set[str] = set()
     decode = json.JSONDecoder().decode
@@ -35,7 +35,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
-    """Append one request to the trace; its arrival key, "arrival" or "arrival_step", is added to `clocks`."""
+    """Appends the row's request; adds the key of its arrival, `arrival` or `arrival_step`, to the set `clocks`."""
     get = row.get
     arrival: float = 0
     if (at := get("arrival_step")) is not None:
@@ -55,7 +55,7 @@ def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
 
 
 def _whole_number(value: Any) -> int:
-    """An integer, also from a float without a fraction; ValueError otherwise."""
+    """The value as an integer, if it is one or a float without fraction; else ValueError."""
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -64,7 +64,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _error_text(error: Exception) -> str:
-    """What is wrong with the line, in words for the user."""
+    """What is wrong with a line, in words for the user, by the exception it raised."""
     if isinstance(error, KeyError):
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):

@@ -10,7 +10,7 @@ _TOKENS_PER_HASH = 512  # The block size of the published traces.
 
 
 def looks_like(head: str) -> bool:
-    """Whether the first line of the file has an "input_length", as Mooncake traces have."""
+    """Whether the first line of `head`, a file's beginning, has an "input_length", as Mooncake traces have."""
     return '"input_length"' in head.split("\n", 1)[0]
 
 
@@ -32,8 +32,8 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _add_prefixes(trace: Trace, chains: list[list[int]]) -> None:
-    """Set the shared prefix of each request: the leading hashes of its chain that another chain has too. A prefix that
-    continues another one is stored with that one as its parent."""
+    """Sets each request's shared prefix: the leading hashes of its chain (block hashes) that another chain begins with,
+    too. A prefix that continues another is stored with that one as its parent."""
     seen: dict[tuple[int, int], int] = {}
     uses: dict[int, int] = {}
     paths: list[list[int]] = []

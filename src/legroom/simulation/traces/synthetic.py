@@ -19,7 +19,7 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """A random trace of `poisson rate=8 prompt=lognormal(1200,0.8) output=200 requests=5000`, or LegroomError."""
+    """A random trace from a text such as `poisson rate=8 prompt=lognormal(1200,0.8) output=200 requests=5000`."""
     # `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     words: dict[str, str] = {}
     process = ""
@@ -64,7 +64,7 @@ def read(spec: str, seed: int = 0) -> Trace:
 
 
 def _users(words: dict[str, str]) -> Users | None:
-    """The users that `users=N think=S` describes; None where neither is given, LegroomError beside a rate."""
+    """The users of `users=N think=S`; None where neither is given; LegroomError if a rate is given, too."""
     if "users" not in words:
         if "think" in words:
             raise LegroomError("think= is what users do between two questions", "add users=N")
@@ -81,7 +81,7 @@ def _users(words: dict[str, str]) -> Users | None:
 
 
 def _length_distribution(text: str) -> Draw:
-    """A function that draws lengths in tokens, from text like `800` or `lognormal(500,0.8)`; else LegroomError."""
+    """A function that draws lengths in tokens, for a text such as `800` or `lognormal(500,0.8)`; or LegroomError."""
     call = _CALL.fullmatch(text)
     if not call:
         value = _parse_tokens(text, "a length")
@@ -101,7 +101,7 @@ def _length_distribution(text: str) -> Draw:
 
 
 def _parse_number(text: str, what: str) -> float:
-    """A finite number; otherwise an error that names `what`."""
+    """The text as a finite number; LegroomError otherwise. `what`: the parameter's name in the message."""
     try:
         value = float(text)
     except ValueError:
@@ -112,12 +112,12 @@ def _parse_number(text: str, what: str) -> float:
 
 
 def _parse_tokens(text: str, what: str) -> float:
-    """A length in tokens: `7k` is 7,168, as in every option of legroom."""
+    """The text as a number of tokens, where `7k` is 7,168; `what`: the parameter's name in an error."""
     return _parse_number(text[:-1], what) * KIB if text[-1:] in ("k", "K") else _parse_number(text, what)
 
 
 def _number_pair(text: str, what: str) -> tuple[float, float]:
-    """The two numbers of "a,b" or "(a,b)", where b may be `7k`; otherwise an error that names `what`."""
+    """The numbers of "a,b" or "(a,b)", where b may be `7k`; else LegroomError; `what`: the parameter's name in it."""
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)

@@ -14,12 +14,12 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def is_sharegpt(head: str) -> bool:
-    """Whether the file begins with a JSON array of objects with "conversations"."""
+    """Whether `head`, a file's beginning, is that of a JSON array of objects with "conversations"."""
     return head.lstrip().startswith("[") and '"conversations"' in head
 
 
 def read_sharegpt(lines: Iterable[str], name: str) -> Trace:
-    """A request per conversation (its first two turns, as vLLM's benchmark), all at once; LegroomError if no JSON."""
+    """A request per conversation (its first two turns, as in vLLM's benchmark), all at once; or LegroomError."""
     try:
         conversations = json.loads("".join(lines))
     except json.JSONDecodeError as error:
@@ -46,12 +46,12 @@ _PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params
 
 
 def is_vllm_log(head: str) -> bool:
-    """Whether the file's beginning has the `Received request` line that vLLM prints with `--enable-log-requests`."""
+    """Whether `head`, a file's beginning, has a `Received request` line (of vLLM with --enable-log-requests)."""
     return _RECEIVED.search(head) is not None
 
 
 def read_vllm_log(lines: Iterable[str], name: str) -> Trace:
-    """The requests that vLLM logged with a `max_tokens`, which stands for the output length that no log has."""
+    """The requests in a vLLM log that state `max_tokens`, taken as their output length, which no log states."""
     trace = Trace(name, in_seconds=True)
     start: float | None = None
     for line in lines:
@@ -75,7 +75,7 @@ def _prompt_len(line: str) -> int:
 
 
 def _line_time_s(line: str) -> float:
-    """Unix seconds of the line's local timestamp, in 2000 where it names no year; 0.0 without a timestamp."""
+    """Unix seconds of a log line's local time; of the year 2000 if it states none; 0.0 without a time."""
     stamp = _STAMP.search(line)
     if not stamp:
         return 0.0

@@ -34,7 +34,7 @@ _MAX_DOCUMENT_BYTES = GIB  # JSON of this size takes several GiB of Python objec
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:
-    """The requests of a trace file (format detected if None), `limit` lines at most; LegroomError if unreadable."""
+    """The requests of a trace file, from at most `limit` lines; its format is detected where `format_name` is None."""
     if limit is not None and limit < 1:
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:
@@ -54,7 +54,7 @@ def read_trace_text(text: str) -> Trace:
 
 
 def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
-    """The requests of a trace file, `limit` applied to lines; its format is detected where `format_name` is None."""
+    """The requests of an open trace file of `size` bytes, as `read_trace` reads them."""
     head = file.read(20_000)
     file.seek(0)
     if not head.strip():
@@ -77,7 +77,7 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
-    """Raise for a file of `size` bytes too large to read: too many lines (by its `head`), or one huge document."""
+    """Raises LegroomError for a file too large to read: too many lines, judged by its `head`, or one huge document."""
     if is_one_document and size > _MAX_DOCUMENT_BYTES:
         hint = "it would be held in memory as a whole: split it, or write it as one JSON object a line"
         raise LegroomError(f"{path} is one JSON document of {size / GIB:.1f} GiB", hint)
@@ -88,7 +88,7 @@ def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
 
 
 def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
-    """The lines of the file; raises at one of `max_chars` (None: any) or more, or where there are too many lines."""
+    """The file's lines; LegroomError for one of `max_chars` or more (None: no limit), and for too many lines."""
     for number in itertools.count(1):
         line = file.readline() if max_chars is None else file.readline(max_chars)
         if not line:
