@@ -119,8 +119,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.known.args.dtype_bytes > 2:
         yield _half_precision_fix(planner)
     told = planner.case.first("need_told")
-    offloads = not planner.case.platform.wsl and any("offload" in line for line in planner.case.written_lines)
-    if told is not None and offloads:
+    asks_to_offload = any("offload" in line for line in planner.case.written_lines)
+    if told is not None and asks_to_offload and planner.can_offload_weights:
         budget = planner.utilization * (planner.total_bytes or 0)
         rest = math.ceil(((told.number("need_bytes") or 0) - budget) / GIB) + 3
         why = f"What {gib(round(budget))} of the card lack, and 3 GiB for a step and KV, stays in host RAM: {rest} GiB."

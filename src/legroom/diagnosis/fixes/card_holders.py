@@ -1,21 +1,16 @@
 """Who holds the memory of the card, by the text, and what to do about it: end it, move to a free card, share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, known_fix, reason
+from legroom.diagnosis.fixes.failed_server import FailedServer
 from legroom.facts import read_data
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
@@ -102,7 +97,7 @@ def idle_cards(case: Case) -> list[int]:
     return sorted(idle - {int(failed[1]) if failed else (oom.gpu or 0 if oom else 0)})
 
 
-def idle_card_fix(planner: FixPlanner) -> Fix | None:
+def idle_card_fix(planner: FailedServer) -> Fix | None:
     """Fix: the cards that the text shows to be idle; None where they are fewer than the server's ranks."""
     cards, ranks = idle_cards(planner.case), planner.known.ranks
     if planner.case.is_npu or len(cards) < ranks:
@@ -123,7 +118,7 @@ def is_held_by_sibling(case: Case) -> bool:
     return any(0 <= total - free - weights < UNEQUAL_BYTES for weights in loaded if weights > GIB)
 
 
-def free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
+def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
     """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
     check = planner.case.first("free_below_desired")
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"

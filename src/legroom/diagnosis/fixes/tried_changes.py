@@ -1,17 +1,13 @@
 """Changes that the text says were tried in vain: what repeats one is no fix, and what goes on from one comes last."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.fixes.failed_server import FailedServer
 from legroom.facts.releases import logged_release
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.finding import Fix
-    from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _LESS_MEMORY = {
     "gpu_memory_utilization": 0.9,
@@ -37,7 +33,7 @@ def is_between_failures(case: Case, name: str, value: Any) -> bool:
     return any(other <= value for other in failed) and any(other >= value for other in failed)
 
 
-def was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
+def was_in_vain(planner: FailedServer, fix: Fix) -> bool:
     """Whether the text says that the server failed with this fix too, or already where it goes further."""
     if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
         return True
@@ -54,7 +50,7 @@ def was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     return bool(changed) and all(is_value_in_vain(planner, fix, name) for name in changed)
 
 
-def is_value_in_vain(planner: FixPlanner, fix: Fix, name: str) -> bool:
+def is_value_in_vain(planner: FailedServer, fix: Fix, name: str) -> bool:
     """Whether by the text the server failed with the value that a fix gives this setting, or with a further one."""
     case = planner.case
     if name in fix.env:
@@ -72,7 +68,7 @@ def is_value_in_vain(planner: FixPlanner, fix: Fix, name: str) -> bool:
     return bool(further) or value in failed_values(case, name)
 
 
-def goes_on_from_attempt(planner: FixPlanner, fix: Fix) -> bool:
+def goes_on_from_attempt(planner: FailedServer, fix: Fix) -> bool:
     """Whether a fix only goes further in what by the text was in vain, and no figure says that this suffices."""
     made = planner.failed_plan
     if fix.proven or not fix.flags or fix.env or (fix.plan is not None and made is not None and not made.starts):
