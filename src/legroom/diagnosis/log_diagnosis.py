@@ -379,8 +379,12 @@ def _mismatch(args: ServeArgs, case: Case) -> int:
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
     """The case with these settings, and this card, where its own lines show none."""
     startup = replace(case.startup, args=merge_args(args, case.startup.args))
-    if startup.args.max_model_len is None and startup.max_concurrency is not None and startup.max_concurrency < 1:
-        startup = replace(startup, args=replace(startup.args, max_model_len=startup.concurrency_len))
+    check = case.first("kv_bytes_short", "kv_tokens_short")
+    length = startup.concurrency_len if (startup.max_concurrency or 1) < 1 else None
+    if check is not None and not startup.args_known:
+        length = check.number("max_model_len_count") or length  # what vLLM checks is in force
+    if startup.args.max_model_len is None and length:
+        startup = replace(startup, args=replace(startup.args, max_model_len=length))
     is_sized = startup.gpu_name or startup.gpu_total_bytes or case.ledger.total_bytes or case.has("free_below_desired")
     return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 

@@ -9,7 +9,7 @@ from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import quantized_fix, smaller_weights_fix
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, stated_weights_bytes
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, pool_bytes, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
@@ -88,9 +88,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     """(max_model_len in tokens, KV bytes that one request needs, KV bytes left); each None if not printed."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
-    has = has if has is not None or needed is None else case.startup.available_kv_bytes
-    if has is None and wanted and needed and (fits := case.number("estimated_max_len", "fits_len_count")):
-        has = needed * fits // wanted  # keys and values grow with the length
+    has = has if has is not None or needed is None else pool_bytes(case) or case.startup.available_kv_bytes
     return wanted or case.startup.args.max_model_len, needed, has
 
 
@@ -204,7 +202,7 @@ def _is_hardly_usable(case: Case) -> bool:
     _, needed, has = _printed_shortage(case)
     if not wanted and needed and has is not None:
         return has * _HARDLY_USABLE_PART < needed
-    return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // _MIN_LENGTH_GAIN)
+    return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // 2)
 
 
 def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:

@@ -256,7 +256,9 @@ def _is_far_below(made: Plan, case: Case) -> bool:
 
 def _with_logged_pool(made: Plan, case: Case) -> Target:
     """The plan's target with its activation peak changed so that the planned KV pool equals the logged one."""
-    pool = pool_bytes(case)
+    pool, tokens = pool_bytes(case), case.number("kv_tokens_short", "fits_len_count")
+    if pool is None and tokens and not case.startup.explicit_kv:
+        pool = made.memory.kv.shape.needed_bytes(tokens)
     if pool is None or made.settings.kv_cache_memory_bytes is not None:
         return made.target
     seen = made.target.seen or Measurements(source="this log")
@@ -265,7 +267,9 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
     peak = layout.activation.bytes + layout.kv_cache.bytes - pool - GIB // 200
     # The sum is measured, so none of its terms has a band.
     terms: dict[str, Any] = {"weights_bytes": layout.weights.bytes, "non_torch_bytes": layout.non_torch.bytes}
-    terms |= {"graph_estimate_bytes": layout.cuda_graph.bytes} if layout.cuda_graph.bytes else {}
+    # What the model's peak is too much for, its graphs are, too.
+    graphs = max(layout.cuda_graph.bytes + min(peak, 0), 0)
+    terms |= {"graph_estimate_bytes": graphs} if layout.cuda_graph.bytes else {}
     terms |= {"activation_bytes": max(peak, 0)}
     derived = tuple(name for name in terms if getattr(seen, name) is None)
     return replace(made.target, seen=replace(seen, **terms, derived=derived))

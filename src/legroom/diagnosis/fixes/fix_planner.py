@@ -40,7 +40,8 @@ class FixPlanner(FailedServer):
     def largest_utilization(self) -> float:
         """The largest share that fits beside what others hold by the text; 1 where it tells of none."""
         holder, total = described_holder(self.case), self.total_bytes
-        held = holder[1] + _SPARE_BYTES if holder is not None and not self.case.platform.trainer else 0
+        # Beside its own figure each of them has a CUDA context, as the server has.
+        held = holder[1] + GIB if holder is not None and not self.case.platform.trainer else 0
         return math.floor((1 - held / total) * 100) / 100 if total and held < total else 1.0
 
     def plan_change(
@@ -263,8 +264,10 @@ class FixPlanner(FailedServer):
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
         margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
         highest = self.utilization - max((need_bytes + margin) / total, 0.01)
-        # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
-        usual = highest if self.case.black_box else min(highest, self.default_utilization)
+        # A share above the default was chosen for the pool, and what failed is what the default leaves room for; but
+        # a length that was asked for has to fit.
+        is_measured = self.case.black_box or self.known.args.max_model_len
+        usual = highest if is_measured else min(highest, self.default_utilization)
         value = math.floor(usual * 100) / 100
         if value < _MIN_UTILIZATION or is_between_failures(self.case, "gpu_memory_utilization", value):
             return None
@@ -289,7 +292,10 @@ class FixPlanner(FailedServer):
         flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
         lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
         if lower is not None:
-            return lower
+            asked = self.known.args.max_model_len or 0
+            is_open = asked > _LEAST_LENGTH and lower.plan is None and self.accounting.request_bytes is None
+            step = f"if vLLM then refuses {asked:,} tokens: the --max-model-len that its error names"
+            return replace(lower, steps=(step,)) if is_open else lower
         made = self.plan_as_asked(flags)
         is_shown = self.flags_known or self.known.args.max_model_len is not None
         length = self.accounting.longest_at(share) if self.failed_plan is None else self.longest_planned(made, flags)
