@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
-from legroom.diagnosis.fixes.hardware_fixes import quantized_fix, smaller_weights_fix
+from legroom.diagnosis.fixes.hardware_fixes import is_4_bit, other_hardware, quantized_fix, smaller_weights_fix
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, pool_bytes, stated_weights_bytes
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
@@ -217,6 +217,9 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> I
         yield smaller_weights_fix(planner)
         yield _larger_share_and_shorter_len(planner)
     yield planner.pull_lever("more GPUs", why)
+    if is_4_bit(planner):
+        hardware = other_hardware(planner)  # the weights leave no room, and no smaller copy of them exists
+        yield replace(hardware, why=f"{why} {hardware.why}")
 
 
 def _larger_share_and_shorter_len(planner: FixPlanner) -> Fix | None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.hardware_fixes import is_quantized
+from legroom.diagnosis.fixes.hardware_fixes import is_quantized, other_hardware
+from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
 
@@ -51,6 +52,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if any(mark in frames for mark in _MLA_MARKS):
         config = planner.model.quantization if planner.model is not None else None
         is_fp8 = "scaled_quantize" in frames or (config is not None and config.method == "fp8")
+        weights, total = planner.accounting.weights_bytes or 0, planner.total_bytes
+        if total and weights > FULL_OF_WEIGHTS * total:  # without MLA the KV cache, many times larger, has no room
+            yield other_hardware(planner)
         yield known_fix("mla_weights_in_8_bits" if is_fp8 else "mla_weights_as_they_are")
     named = f"{frames} {planner.known.args.model} {planner.known.args.quantization}"
     if "arlin" in named and re.search(r"\b(?:AWQ|GPTQ)\b|\b(?:awq|gptq)_marlin ", named):

@@ -96,7 +96,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         tokens = max(min(tokens, 1 << (given * oom.free_bytes // (need + oom.free_bytes)).bit_length() - 1), 512)
     flags = smaller_step_flags(planner, tokens)
     less = planner.lower_utilization(need // 4 if is_large else need, "") if planner.utilization_known else None
-    is_enough = is_large and oom is not None and oom.wanted_bytes * tokens // given < (oom.free_bytes or 0)
+    free, wanted = (oom.free_bytes or 0, oom.wanted_bytes) if oom is not None else (0, 0)
+    is_enough = is_large and wanted * tokens // given < free < wanted
     if (is_large or of_logits) and less is not None and not is_enough:
         flags |= less.flags
     why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."

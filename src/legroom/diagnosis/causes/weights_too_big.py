@@ -13,6 +13,7 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     exceeds_machine,
     is_at_hand,
     is_likely_alone,
+    keeps_16_bits,
     other_hardware,
     split_over_more_gpus,
 )
@@ -142,8 +143,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
     if planner.known.args.dtype_bytes > 2:
-        hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
+        smaller, *others = hardware.steps
+        hardware = replace(hardware, steps=(smaller, "without --dtype float: 16 bits take half", *others))
     is_out_of_reach = more is None or exceeds_machine(planner, more) or is_likely_alone(planner)
+    is_out_of_reach = is_out_of_reach or (keeps_16_bits(planner) and not is_at_hand(planner, more))
     if smaller is None and is_out_of_reach:
         yield from (hardware, more)
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:

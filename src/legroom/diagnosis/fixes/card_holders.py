@@ -44,7 +44,7 @@ def described_holder(case: Case) -> tuple[Evidence, int] | None:
         return (used, size) if size > GIB else None
     if told is not None:
         return told, round(float(told.facts["what"]) * GIB)
-    return next(_other_programs(case), None)
+    return next(_other_programs(case), None) or max(_used_rows(case), key=lambda row: row[1], default=None)
 
 
 def named_holders(case: Case) -> list[str]:
@@ -68,6 +68,16 @@ def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
         size = item.number("held_bytes") or 0
         if size > GIB and not re.search(r"(?i)vllm|python", str(item.facts["what"])):
             yield item, size
+
+
+def _used_rows(case: Case) -> Iterator[tuple[Evidence, int]]:
+    """(line, bytes) of each of nvidia-smi's cards with over 2 GiB in use, and less than half of a server's share."""
+    if case.has("smi_process", "server_ready", "engine_stats") or case.ledger.other_processes_bytes:
+        return
+    for item in case.all("card_usage"):
+        used, share = item.number("used_bytes") or 0, case.startup.args.gpu_memory_utilization or 0.9
+        if 2 * GIB < used < share * (item.number("total_bytes") or 0) / 2:
+            yield item, used
 
 
 def listed_programs(case: Case) -> list[str]:

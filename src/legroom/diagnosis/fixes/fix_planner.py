@@ -147,8 +147,8 @@ class FixPlanner(FailedServer):
         # The second pass keeps the utilization, which cannot grow where other processes hold memory.
         for kept in (("model", *keep), ("model", *keep, "gpu_memory_utilization")):
             for advice in with_advice(self.failed_plan, keep=kept).advice:
-                if advice.flags.keys() & _RANK_FLAGS or len(advice.flags) < 2:
-                    continue  # more GPUs, and single changes, are separate fixes
+                if advice.flags.keys() & {*_RANK_FLAGS, "cpu_offload_gb"} or len(advice.flags) < 2:
+                    continue  # more GPUs, offloaded weights, and single changes, are separate fixes
                 fix = self.plan_change(kind, advice.flags, why, trades=advice.trades)
                 if fix is not None:
                     return fix
@@ -264,10 +264,8 @@ class FixPlanner(FailedServer):
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
         margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
         highest = self.utilization - max((need_bytes + margin) / total, 0.01)
-        # A share above the default was chosen for the pool, and what failed is what the default leaves room for; but
-        # a length that was asked for has to fit.
-        is_measured = self.case.black_box or self.known.args.max_model_len
-        usual = highest if is_measured else min(highest, self.default_utilization)
+        # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
+        usual = highest if self.case.black_box else min(highest, self.default_utilization)
         value = math.floor(usual * 100) / 100
         if value < _MIN_UTILIZATION or is_between_failures(self.case, "gpu_memory_utilization", value):
             return None

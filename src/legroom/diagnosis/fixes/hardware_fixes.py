@@ -32,12 +32,19 @@ def is_quantized(planner: FixPlanner) -> bool:
 def is_4_bit(planner: FixPlanner) -> bool:
     """Whether the weights have 4 bits or fewer, so that no smaller checkpoint exists."""
     if planner.failed_plan is not None:
-        quantization, layout = planner.failed_plan.target.model.quantization, planner.failed_plan.layout
-        by_name = _BILLIONS.search(planner.known.args.model)
-        bits = 8 * layout.weights.bytes * planner.known.ranks / (float(by_name[1]) * 1e9) if by_name else 4
-        # With its scales a weight of 4 bits takes 4.5: above 6 most of the checkpoint is in 8 or 16.
-        return quantization is not None and quantization.weight_bits <= 4 and bits < 6
+        quantization = planner.failed_plan.target.model.quantization
+        return quantization is not None and quantization.weight_bits <= 4 and not keeps_16_bits(planner)
     return bool(_FOUR_BIT_NAME.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
+
+
+def keeps_16_bits(planner: FixPlanner) -> bool:
+    """Whether a checkpoint in 4 bits keeps so many of its layers in 8 or 16 that a smaller one exists."""
+    plan, by_name = planner.failed_plan, _BILLIONS.search(planner.known.args.model)
+    quantization = plan.target.model.quantization if plan is not None else None
+    if plan is None or by_name is None or quantization is None or quantization.weight_bits > 4:
+        return False
+    # With its scales a weight of 4 bits takes 4.5.
+    return 8 * plan.layout.weights.bytes * planner.known.ranks / (float(by_name[1]) * 1e9) >= 6
 
 
 def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
@@ -190,11 +197,14 @@ def other_hardware(planner: FixPlanner) -> Fix:
     larger = "larger ones"
     if needed is not None:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
-        larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
+        if card * GIB > (total or 0) + GIB:
+            larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
     weights, room = planner.accounting.weights_bytes or 0, FULL_OF_WEIGHTS * (total or math.inf)
     is_large = is_quantized(planner) or weights // 2 > room
     bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_large else "8 or 4 bits (FP8, AWQ, GPTQ)"
     smaller = f"a checkpoint of the same model with weights in {bits}"
+    if keeps_16_bits(planner):
+        smaller = "a checkpoint with all its layers in 4 bits (AWQ, GPTQ, NVFP4): this one keeps some in 16"
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
     elif not is_quantized(planner) and weights // 4 > room:

@@ -30,6 +30,7 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
     since = first_release(planner.model.architecture) if planner.model is not None else None
     is_open = not planner.known.release_known and not planner.case.engine.generation
+    is_open = is_open and not planner.case.has("kv_bytes_short")  # V1's own message
     if is_open and (since is None or release(since).before("0.8.0")):
         length = planner.in_force("max_model_len") or (math.inf if planner.case.tells(_V0_LINE) else 0)
         may_be_v0 = may_be_v0 or length > flags["max_num_batched_tokens"]
