@@ -143,8 +143,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
     if planner.known.args.dtype_bytes > 2:
-        smaller, *others = hardware.steps
-        hardware = replace(hardware, steps=(smaller, "without --dtype float: 16 bits take half", *others))
+        halved = "without --dtype float, and as 16 bits take half and alone are not enough here:"
+        hardware = replace(hardware, steps=(halved, *hardware.steps))
     is_out_of_reach = more is None or exceeds_machine(planner, more) or is_likely_alone(planner)
     is_out_of_reach = is_out_of_reach or (keeps_16_bits(planner) and not is_at_hand(planner, more))
     if smaller is None and is_out_of_reach:
