@@ -41,7 +41,7 @@ class DockerContainer:
         raise platform.FlagsFixed(f"Docker cannot change the flags of {self.container} in place", hint)
 
     async def write_flags(self, change: platform.FlagChange) -> None:
-        """Raises FlagsFixed: a container's command cannot be changed."""
+        """Raises FlagsFixed, because the command of a container cannot be changed."""
         await self.override_place()
 
     async def restore_flags(self, override: platform.Override) -> None:
@@ -82,7 +82,7 @@ class ComposeService:
         return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
-        """Writes an override file with the whole new command."""
+        """Writes an override file with the service's whole command, changed."""
         # Compose replaces variables in the file again.
         flags = platform.with_doubled_signs(change.flags, "$")
         changed: dict[str, Any] = {"command": with_flags(await self._command_words(), flags)}
@@ -124,7 +124,7 @@ class ComposeService:
         await run_checked(words, f"scaling {self.name}", timeout_s=600.0)
 
     def _override_file(self) -> Path:
-        """Where legroom writes its Compose override, beside the Compose file."""
+        """The path of legroom's Compose override file, beside the Compose file."""
         return self.file.with_name(f"{self.file.stem}.legroom.yaml")
 
     def _compose_command(self, *words: str) -> list[str]:

@@ -81,7 +81,7 @@ class Platform(Protocol):
         """Seconds that a restart may take before the platform's state shows it."""
 
     async def state(self) -> State:
-        """The server's identity and whether it runs; raises `ActionFailed` where the platform does not answer."""
+        """Identity of the server's process, and whether it runs; ActionFailed where the platform does not answer."""
 
     async def restart(self, request: RestartRequest) -> None:
         """Restarts the server and returns once the platform has accepted that; raises `ActionFailed`."""

@@ -84,11 +84,11 @@ class RunChild:
             self._flags_file().unlink(missing_ok=True)
 
     def _flags_file(self) -> Path:
-        """Where the changed flags for the `legroom run` on this port are written."""
+        """The path of the file with changed flags for the `legroom run` on this port."""
         return runs_folder(self.home) / f"{self.port}.flags.json"
 
     def _run_record(self) -> dict[str, Any]:
-        """The record that `legroom run` keeps of the server on this port; raises if there is none."""
+        """The JSON of the run file of the `legroom run` on this port; ActionFailed if there is none."""
         path = runs_folder(self.home) / f"{self.port}.json"
         text = platform.read_optional(path)
         if text is None:

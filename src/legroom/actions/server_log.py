@@ -156,7 +156,7 @@ def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: 
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a file, as far as its last 64 KiB hold them; empty where it cannot be read."""
+    """The last `count` lines of a file, those in its last 64 KiB at most; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _PIECE_BYTES, 0))

@@ -189,7 +189,7 @@ def branch_flowchart(branch: Branch, language: Language) -> str:
 
 
 def mermaid_label(text: str) -> str:
-    """A quoted and escaped label of Mermaid."""
+    """The text as a Mermaid label, in quotes and escaped."""
     escaped = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
     return f'"{" ".join(escaped.split())}"'
 
@@ -215,7 +215,7 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
 
 
 def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
-    """Draws one branch, its question and causes, at height `y` of the picture."""
+    """Draws one branch, its question and causes, `height` pixels high from `y` on."""
     page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
     page.box(_LEFT, y, 5, height, fill=branch.colour)
     row = y + 20

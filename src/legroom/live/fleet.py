@@ -63,7 +63,7 @@ class FleetGroup:
 
     @property
     def wasted_kv_tokens(self) -> int:
-        """KV pool tokens of all servers that were never in use within the window."""
+        """KV pool tokens, over all servers of the group, that were never in use within the window."""
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
     def to_json(self, gpus_per_server: int) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 
 
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For another process on the GPU: how to find it, and a utilization lower by what it took."""
+    """For another process on the GPU: how to find it, and --gpu-memory-utilization lower by its memory."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     why = f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
     steps = ("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",)
@@ -296,7 +296,7 @@ def _headroom_remedies(more_bytes: int, planned: Plan | None, purpose: str) -> I
 
 
 def _prefix_cache_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For a low hit rate: turning prefix caching off, and a larger pool that keeps prefixes for longer."""
+    """For a low prefix hit rate: turning the cache off, or a larger KV pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""

@@ -104,7 +104,7 @@ async def _query_server(target: Endpoint) -> RunningServer:
 
 
 async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
-    """The JSON object the server answers at a path; raises ScrapeFailed for anything else."""
+    """The JSON object that the server returns for a path; ScrapeFailed for anything else."""
     body = await fetch(session, replace(target, url=target.server + path), TIMEOUT_S)
     try:
         document = json.loads(body)
@@ -116,7 +116,7 @@ async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) 
 
 
 def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
-    """One engine's KV pool in tokens: the labels' blocks by data_parallel_size, times block size; or None."""
+    """One engine's KV pool in tokens: the labels' blocks x block size / data_parallel_size; None if unknown."""
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdigit() and size.isdigit()):
         return None

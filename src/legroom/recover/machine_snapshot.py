@@ -180,7 +180,7 @@ class MachineSnapshot:
 
 
 def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
-    """Read the machine once, in a second with thousands of processes; LegroomError without /proc."""
+    """One snapshot of the machine, within a second for thousands of processes; LegroomError without /proc."""
     import psutil
 
     if not (_PROC / "self/fd").exists():
@@ -313,7 +313,7 @@ def _user_name(uid: int) -> str:
 
 
 def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
-    """The files in a folder such as /dev/shm, by path; those that cannot be read are left out."""
+    """The files in a folder such as /dev/shm as segments, sorted by path; without unreadable ones."""
     segments = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

@@ -66,7 +66,7 @@ class ServerExit:
 
     @property
     def why(self) -> str:
-        """Why the start counts as failed, as a clause: not healthy in time, or its exit code."""
+        """Why the start counts as failed, as a clause: it was not healthy in time, or its exit code."""
         return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
 
 
@@ -125,7 +125,7 @@ class IncidentRecorder:
             self._write(lambda journal: journal.close_incident(incident, outcome))
 
     def _write(self, write: Callable[[Journal], int | None]) -> int | None:
-        """The result of `write`, called with the journal opened for it alone; None where that cannot be written."""
+        """The result of `write(journal)`, for which alone the journal is opened; None if it cannot be written."""
         try:
             with Journal.open() as journal:
                 return write(journal)

@@ -31,7 +31,7 @@ class ProcessRecord:
         self._is_problem_reported = False
 
     def track_cgroup(self, pid: int | None) -> None:
-        """Follows the server into the cgroup that a wrapper may move it to before vLLM starts."""
+        """Notes the cgroup of the server `pid`, into which a wrapper may have moved it before vLLM started."""
         if pid is None:
             return
         cgroup, current = Cgroup.of(pid), self._account.cgroup
@@ -57,7 +57,7 @@ class ProcessRecord:
 
 
 def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
-    """The kernel's OOM counters from `account` in `ProcessRecord.task_input`."""
+    """The kernel OOM counters under the key `account` of a task's input."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
@@ -133,7 +133,7 @@ class RunFile:
         self._pending_record = content if problem else {}
 
     def retry_write(self) -> None:
-        """Writes the content again that could not be written before."""
+        """Writes again the content that could not be written before, if any."""
         if self._pending_record and not self.write(self._pending_record):
             self._pending_record = {}
 
@@ -159,7 +159,7 @@ class RunFile:
                 self.path.unlink()
 
     def keep_previous_log(self) -> None:
-        """Renames the log of the run before to `<port>.previous.log`."""
+        """Renames the previous run's log to `<port>.previous.log`."""
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 

@@ -183,7 +183,7 @@ class Stopping:
             self._signal_with_grace(server, signal.SIGTERM, drain_s + SHUTDOWN_GRACE_S)
 
     def _on_restart_signal(self, server: Child | None) -> None:
-        """Terminates the server with time to drain (none with a stopped engine); ignored while stopping."""
+        """Ends the server for a restart, with time to drain unless an engine is stopped; ignored while stopping."""
         if self.is_stopping:
             return
         self.restart_requested = True

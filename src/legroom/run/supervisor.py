@@ -384,7 +384,7 @@ class Supervisor:
         return self._process_record.last_lines(15) if self._process_record is not None else []
 
     def _run_task(self, name: str, task_input: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Waits for a task, handling signals meanwhile; its output, or None where a stop was requested first."""
+        """Runs a task, handling signals until it ends; its output, or None where a stop was requested first."""
         task = TaskProcess(name, task_input, self._start_task)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]

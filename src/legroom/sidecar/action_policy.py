@@ -114,7 +114,7 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
 
 
 def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
-    """The action that helps this kind of problem, before budgets are checked; a refusal where none is allowed."""
+    """The action that helps against this kind of problem, budgets apart; a refusal if none of them is allowed."""
     if problem.has_flags and "restart-with-flags" in allowed:
         return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
     if problem.restart_helps and "restart" in allowed:

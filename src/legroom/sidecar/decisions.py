@@ -59,7 +59,7 @@ def decision_about(
 
 
 def expected_drain_s(watcher: Watcher) -> float | None:
-    """Seconds until no request is left: queue over the present rate, plus the p95 latency; None where unknown."""
+    """Seconds until no request is left: queue / present rate + p95 latency; None where unknown."""
     latest, window = watcher.window.latest, watcher.window
     if latest is None or latest.running is None:
         return None

@@ -153,7 +153,7 @@ def _last_noted_detail(incident: Incident, key: str, default: Any) -> Any:
 
 
 def left_open(journal: Journal) -> tuple[Incident, ...]:
-    """Open incidents that a sidecar made, with their notes."""
+    """The journal's open incidents that a sidecar opened, with their notes."""
     ours = [incident.id for incident in journal.incidents(open_only=True) if incident.detail.get("by") == BY]
     return tuple(incident for number in ours if (incident := journal.incident(number)) is not None)
 

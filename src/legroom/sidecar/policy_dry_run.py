@@ -56,7 +56,7 @@ class DryRun:
 
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
-    """What the sidecar would have done over a recording (`watch --record`) or a journal."""
+    """What the sidecar would have done on a recording (`watch --record`) or a journal; LegroomError if unreadable."""
     play = _Player(config)
     try:
         with path.open("rb") as file:

@@ -125,7 +125,7 @@ class ServerRestart:
         return await self._record_done(f"{order.server.name} was restarted by {self._platform.name}")
 
     def _begun_detail(self, before: platform.State, started_s: float | None) -> dict[str, Any]:
-        """What the journal keeps about the restart, so that a later process can resume it."""
+        """The journal's detail of the restart, from which a later process can resume it."""
         order = self._order
         return {
             "by": BY,

@@ -326,7 +326,7 @@ class Sidecar:
 
 
 def _is_critical(watcher: Watcher) -> bool:
-    """Whether a detector finds something critical at the server."""
+    """Whether any detector of the server has a critical finding."""
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 

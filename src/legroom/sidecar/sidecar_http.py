@@ -66,7 +66,7 @@ def make_app(served: ServedSidecar) -> web.Application:
         return web.json_response({"acknowledged": number})
 
     async def act(request: web.Request) -> web.Response:
-        """Starts the `action` in the body on its `server`: 202, or 409 where the policy refuses."""
+        """Starts the `action` in the JSON body on its `server`; 202 if accepted, 409 if the policy refuses it."""
         body = await _json_body(request)
         undo = body.get("undo")
         if undo is not None and _row_id(undo) is None:

@@ -178,7 +178,7 @@ def _server_config(table: TomlTable) -> ServerConfig:
 
 
 def _server_plan(table: TomlTable) -> PlanDocument | None:
-    """The plan in the file that the table names; None where it names none, ConfigError where it is no plan."""
+    """The plan in the file named by the table's key `plan`; None without it, ConfigError if it is no plan."""
     path = table.path("plan")
     if path is None:
         return None

@@ -172,7 +172,7 @@ class WatchSession:
         return self.views[server]
 
     def scraped_only_once(self) -> list[str]:
-        """Servers with a single sample, and so without rates."""
+        """Names of servers with a single sample, for which no rates are known."""
         windows = {name: watcher.window for name, watcher in self._watchers.items()}
         return [name for name, window in windows.items() if window.is_answering and not window.steps]
 
@@ -325,7 +325,7 @@ def replayed_views(path: Path, session: WatchSession) -> Iterator[ServerView]:
 
 
 def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
-    """Yields a server's view after each scrape, made in a thread; closing the iterator stops the scraping."""
+    """Yields a server's view after each scrape (in a thread of its own); closing the iterator ends the scraping."""
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 

@@ -258,7 +258,7 @@ async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> Re
 
 
 def _token_count(usage: Mapping[str, Any], name: str) -> int:
-    """The count `name` of an API's `usage` object; 0 where the server sends none."""
+    """The count `name` (`prompt_tokens` ...) in an API's `usage` object; 0 where it is missing."""
     value = usage.get(name)
     return value if isinstance(value, int) else 0
 
@@ -286,7 +286,7 @@ def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
 
 
 async def _run_smoke_test(url: str, api_key: str | None) -> tuple[bool | None, str]:
-    """As `smoke_test`; LegroomError where the server does not answer."""
+    """(Whether a short and a full-context request are served or None, a sentence); LegroomError without an answer."""
     async with ServerClient(url, api_key, verify_tls=False) as server:
         served = await server.served(_SMOKE_TIMEOUT_S)
         name, length = served.model, served.max_model_len or 0

@@ -59,7 +59,7 @@ def _num_lengths(request: VerificationRequest) -> int:
 
 
 async def _run_verification(request: VerificationRequest, progress: Progress) -> Verification:
-    """The results of a new `VerificationRun` with its own session."""
+    """The result of a new `VerificationRun`, for which an HTTP session is opened."""
     async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
         return await VerificationRun(request, server, progress).result()
 
@@ -286,7 +286,7 @@ class LoadSender:
             await self._wait_for_one()
 
     async def _wait_for_one(self) -> None:
-        """Waits until at least one open request ends; collects outcomes and reports progress."""
+        """Waits until at least one request in flight ends; collects outcomes and reports progress."""
         done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
         self.outcomes += (task.result() for task in done)
         self.verification.progress(len(self.outcomes) / len(self.load.requests))

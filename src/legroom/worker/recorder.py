@@ -219,7 +219,7 @@ def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: in
 
 
 def _record_folders() -> Iterator[Path]:
-    """Folders for records, best first; the last one is in memory, so a full disk does not matter."""
+    """Folders to try for records, the configured one first; the last is in memory, for when disks are full."""
     given = os.environ.get(FOLDER)
     if given:
         yield Path(given)

@@ -131,7 +131,7 @@ def head_comment(server: ExportedServer) -> Iterator[str]:
 
 
 def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
-    """`source:target[:ro]` of the model folder and the paths of flags."""
+    """The mounts, as `source:target[:ro]`, of the model's folder and the paths in flags."""
     model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
     return (*model, *(f"{named.path}:{named.path}{'' if named.writable else ':ro'}" for named in named_paths(server)))
 
@@ -142,7 +142,7 @@ def shm_gib(server: ExportedServer) -> int:
 
 
 def cache_gib(server: ExportedServer) -> int:
-    """GiB of a volume for the cache: the checkpoint, a fifth for another revision's small files, and 10 for code."""
+    """GiB of a cache volume: the checkpoint, a fifth more for another revision's small files, and 10 for code."""
     return math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
 
 

@@ -148,7 +148,7 @@ def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -
 
 
 def is_model_folder(model: str) -> bool:
-    """Whether the model is a folder rather than a Hub id. vLLM prefers a folder of that name, too."""
+    """Whether the model is a folder here rather than a Hub id; like vLLM, it prefers a folder of that name."""
     if model.startswith(("/", ".", "~")):
         return True
     try:
@@ -158,7 +158,7 @@ def is_model_folder(model: str) -> bool:
 
 
 def server_options(options: Mapping[str, Any]) -> ServerOptions:
-    """The options that all deployment formats share; LegroomError for a wrong one."""
+    """Parses the options that all deployment formats share; LegroomError for a wrong value."""
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"
@@ -237,7 +237,7 @@ def _remarks(gpus: int, words: ServeCommand) -> Iterator[str]:
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
-    """Bytes read from disk: the checkpoint where the plan knows it, else estimated from the whole model's weights."""
+    """Bytes read from disk at a start: the checkpoint's, if the plan has them, else estimated from all weights."""
     if plan.checkpoint_bytes:
         return plan.checkpoint_bytes
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
@@ -295,7 +295,7 @@ def _has_guard(words: ServeCommand) -> bool:
 
 
 def guard_drain(server: ExportedServer) -> str:
-    """A shell line that drains the guard and waits, up to the drain time, until nothing runs or it does not answer."""
+    """A shell line that drains the guard and waits until nothing runs, it is silent, or the drain time is over."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     on = """-H "Content-Type: application/json" -d '{"on": true}'"""
     drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
@@ -307,7 +307,7 @@ def guard_drain(server: ExportedServer) -> str:
 
 
 def metrics_drain(server: ExportedServer) -> str:
-    """A shell line that waits for routers to notice, then, up to the drain time, until the metrics show no request."""
+    """A shell line that waits for routers to notice, then until metrics show no request or the drain time ends."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
     roles = ("running", "waiting")
     running, waiting = (name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in roles)

@@ -47,7 +47,7 @@ def comment_lines(*texts: str) -> list[str]:
 
 
 def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
-    """The comments on flags that contain numbers of the plan, by flag."""
+    """Flag -> its comment, for flags whose comments contain numbers of the plan; `phrase`: the flag to comment."""
     layout, kv = plan.layout, plan.kv
     graphs = human_bytes(layout.cuda_graph_bytes)
     captured = f"Batch sizes captured as CUDA graphs; this release sets {graphs} aside for them."
@@ -83,7 +83,7 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
 
 
 def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
-    """What --max-model-len limits, and how many requests of that length the pool holds; of `auto`, the length found."""
+    """What --max-model-len limits (for `auto`, the length found), and how many such requests the KV pool holds."""
     if phrase.value in ("-1", "auto"):
         return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
     needed = plan.kv.needed_bytes
@@ -107,7 +107,7 @@ def _max_num_seqs_comment(plan: PlanDocument) -> str:
 
 
 def _gpu_memory_utilization_comment(plan: PlanDocument) -> str:
-    """The GiB that the share amounts to, what of them becomes KV cache, and what is used outside."""
+    """The GiB that the utilization amounts to, how much of them is KV cache, and what is used outside of them."""
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at the start; the size of the pool is set separately."

@@ -150,7 +150,7 @@ def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:
 
 
 def _chart_value(phrase: Phrase) -> str | int | float | None:
-    """The value for the chart's own key of a flag; None where it has none, or could not hold it (32k, auto)."""
+    """The flag's value for the chart's own key; None where the chart has no key or cannot hold it (32k, auto)."""
     if phrase.flag not in _KEYS or len(phrase.values) != 1:
         return None
     try:

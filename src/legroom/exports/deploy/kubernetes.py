@@ -293,7 +293,7 @@ def _hpa(
 
 
 def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
-    """The `behavior` of an HPA: at most doubled per period upwards, one pod at a time downwards."""
+    """An HPA's `behavior`: up to twice the replicas per period when scaling up, one pod at a time when scaling down."""
     why_up = "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
     why_up += "were added serve: their queue does not count twice."
     why_down = "One by one, and only what was not needed for twice as long as it takes to start."

@@ -157,7 +157,7 @@ def _json_texts(value: str) -> Iterator[str]:
 
 
 def _is_relative_path(phrase: Phrase, path: str) -> bool:
-    """Whether a flag that takes paths names one relative to the working or home folder."""
+    """Whether the flag takes paths and `path` is relative to the working folder or `~`."""
     if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
     return path.startswith(("./", "../", "~/")) or path_exists(Path(path))

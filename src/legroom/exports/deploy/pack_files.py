@@ -50,7 +50,7 @@ def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) 
 
 
 def _pack_name(server: ExportedServer) -> str:
-    """The name that the user gave the server in the pack, without the prefix of exported names."""
+    """The name that the user gave the server in the pack; exported names have a prefix before it."""
     return server.name.removeprefix(_PREFIX)
 
 

@@ -27,7 +27,7 @@ class Phrase:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of the command line; a value that starts with a dash is joined by `=`."""
+        """The flag's words on the command line; a value that starts with a dash is joined by `=`."""
         return tuple(joined(self.flag, self.values))
 
     @property

@@ -53,7 +53,7 @@ def _comment_lines(text: str, indent: int) -> list[str]:
 
 
 def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
-    """The value as block-style YAML lines, each comment above what it belongs to."""
+    """The value as block-style YAML lines, each comment above its value."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         yield from _yaml_lines(value.value, indent)
@@ -108,7 +108,7 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped_character(character: str) -> str:
-    """The character as it is written between double quotes."""
+    """The character as it is written inside a double-quoted YAML text."""
     if character in '"\\':
         return "\\" + character
     if character.isprintable():

@@ -64,7 +64,7 @@ def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:
 
 
 def _markdown_list_section(title: str, lines: Sequence[str]) -> str:
-    """A heading and a list of the lines; empty without lines."""
+    """A Markdown heading `title` with a list of the lines; empty without lines."""
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 

@@ -378,7 +378,7 @@ def _lookup_template(series: str, formatter: str = "humanize") -> str:
 
 
 def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
-    """The latency limit in words: the target, or the floor and a multiple of the day before."""
+    """The latency limit in words: the target or, without one, the floor and a multiple of the day before."""
     limit_s = floor_s if target_s is None else target_s
     limit = f"{limit_s * 1000:g} ms" if limit_s < 1 else f"{limit_s:g} s"
     if target_s is not None:
@@ -387,7 +387,7 @@ def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) 
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
-    """Names of exported alerts that would read a series which an upgrade removes; `vanished`: removed series."""
+    """Names of `old`'s exported alerts that read a series which an upgrade removes; `vanished`: removed series."""
     measures, levels = Measures(old), AlertLevels()
     records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}

@@ -52,7 +52,7 @@ class Measures:
         return self.aggregated(role, aggregation, "avg_over_time", window)
 
     def queued(self) -> str:
-        """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
+        """PromQL of requests that wait for capacity; before 0.20.0, also of those that wait for other reasons."""
         if not self.has("waiting_by_reason"):
             return self.value("waiting")
         for_capacity = self.with_matcher('reason="capacity"').value("waiting_by_reason")
@@ -71,7 +71,7 @@ class Measures:
         )
 
     def prefix_hit_ratio(self, window: str) -> str:
-        """PromQL of the share of looked-up prompt tokens found in the prefix cache: counters in V1, a gauge in V0."""
+        """PromQL of the share of queried prompt tokens found in the prefix cache, by V1's counters or V0's gauge."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
         labels, inner = self._by_labels("prefix_hits"), f"{self._label_selector()}[{window}]"
         ratios = [

@@ -134,7 +134,7 @@ def _scrape_config(job: str, targets: list[str]) -> dict[str, Any]:
 
 
 def _checked_targets(given: Sequence[str] | None, option: str) -> list[str]:
-    """The scrape targets as a list; LegroomError for one that is not an address."""
+    """The scrape targets given for `option` as a list; LegroomError for one that is not `host:port`."""
     for target in given or ():
         if not _TARGET.fullmatch(target):
             raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
@@ -188,6 +188,6 @@ def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Ex
 
 
 def _planned_address(request: ExportRequest) -> Address:
-    """Where the planned server listens; the default address without a plan."""
+    """The address on which the planned server listens; the default address without a plan."""
     plan = request.plan
     return address_of(parse_command(plan.command, plan.release)) if plan else Address()

@@ -120,7 +120,7 @@ class Admission:
         self.pool.resize(pool_limits, self.clock())
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
-        """Parse a client's body and apply the policy's bounds; the request, or a refusal (of any while draining)."""
+        """Parse a client's body and apply the policy's bounds; the request, or a refusal (always while draining)."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
@@ -213,7 +213,7 @@ class Admission:
         return None
 
     def _likely_lengths(self, request: GuardedRequest) -> LikelyLengths | None:
-        """Likely lengths of the request's answers; None under the strict policy, which counts the longest."""
+        """Likely lengths of the request's answers; None under the strict policy, which reserves for the longest."""
         demand, policy, weight = request.demand, self.policy.pool, request.weight
         assert weight is not None
         if policy.admit == "strict":
@@ -361,7 +361,7 @@ class Admission:
         return self.metrics.page(values, labels, open_metrics)
 
     def summary(self) -> str:
-        """One sentence for the log: how many KV tokens and sequences are admitted at once, and where that is from."""
+        """One sentence for the log: the KV tokens and sequences admitted at once, and where these limits come from."""
         limits = self.limits
         if not limits.known:
             how = "admitted unweighed" if self.policy.pool.when_unknown == "open" else "refused"

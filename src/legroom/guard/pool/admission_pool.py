@@ -133,7 +133,7 @@ class ReleaseForecast:
         self._mass += amount
 
     def per_s(self, now_s: float) -> float:
-        """Blocks (or sequences) released per second, exponentially averaged; 0 where none was released lately."""
+        """Blocks (or sequences) released per second, exponentially averaged; 0 without recent releases."""
         self._decay_rate(now_s)
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
@@ -289,7 +289,7 @@ class Pool:
         return max(1, math.floor(wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s))
 
     def admit_waiting(self, now_s: float) -> None:
-        """Admit queued requests that fit, in turn, and small ones; called regularly, as running requests progress."""
+        """Admit queued requests that fit, in turn, and small ones out of turn; called regularly, as others progress."""
         self._now_s = now_s
         while (first := self._queue.next_in_turn()) is not None and self._fits(first.need, now_s):
             self._dequeue(first)

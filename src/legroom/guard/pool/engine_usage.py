@@ -19,12 +19,12 @@ RATE_WINDOW_S = 0.4
 
 @cache
 def _step_counter_names() -> frozenset[str]:
-    """The metrics, as every release spells them, that count the steps of an engine."""
+    """The series names, in every release's spelling, of the counter of engine steps."""
     return frozenset(f"{name}_count" for name in metrics.names_of("iteration_tokens"))
 
 
 def steps_of_page(page: str) -> float | None:
-    """The engine's steps so far by a metrics page, the mean of several engines; None where vLLM does not count them."""
+    """Engine steps so far by a metrics page, the mean over engines; None if vLLM does not count them."""
     names = "|".join(map(re.escape, _step_counter_names()))
     samples = re.findall(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+)$", page, re.MULTILINE)
     return _steps_per_engine((name, float(value)) for name, value in samples)

@@ -89,6 +89,6 @@ class PrefixLedger:
         self.saved_blocks += units * holder.need.blocks_per_unit
 
     def _count_as_shared(self, blocks: float) -> None:
-        """Add to `shared_blocks` and subtract from `saved_blocks`; a negative number of blocks does the reverse."""
+        """Move `blocks` from `saved_blocks` to `shared_blocks`, or back if negative."""
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

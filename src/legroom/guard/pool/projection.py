@@ -158,7 +158,7 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        """Mean blocks times steps, which fair queuing charges to the client; the blocks where growth is not known."""
+        """Mean blocks x steps, which fair queuing charges to the client; just blocks if its growth is unknown."""
         growth = self.need.growth
         if growth is None:
             return self.need.blocks
@@ -166,7 +166,7 @@ class Reservation:
 
     @property
     def shared_blocks(self) -> float:
-        """Blocks that other running requests hold too."""
+        """The request's blocks that other running requests hold too."""
         return self.shared_units * self.need.blocks_per_unit
 
     def progress(self, estimated_steps: float, doubt: float = 0.0) -> Progress:

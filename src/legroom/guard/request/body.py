@@ -184,7 +184,7 @@ def _logprobs(value: Any) -> int:
 
 
 def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:
-    """How many logprobs per prompt token `sampling` asks for; with `echo`, the answer's apply to the prompt too."""
+    """The logprobs per prompt token that `sampling` asks for; with `echo`, those of the answer count too."""
     named = sampling.get("prompt_logprobs")
     if named is None and kind in (Kind.COMPLETION, Kind.CHAT, Kind.CHAT_BATCH) and _is_true(sampling.get("echo")):
         named = sampling.get("logprobs" if kind is Kind.COMPLETION else "top_logprobs")

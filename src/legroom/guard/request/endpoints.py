@@ -64,7 +64,7 @@ def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
 
 
 def plain_path(path: str, root_path: str = "") -> str:
-    """A path without mount point (`root_path`), doubled or trailing slashes and dot segments, as servers route it."""
+    """A path without mount point (`root_path`), repeated or trailing slashes and dot segments, as servers route it."""
     if root_path and path.startswith(root_path):
         path = path[len(root_path) :]
     path = _SLASHES.sub("/", path)

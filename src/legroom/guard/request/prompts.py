@@ -45,7 +45,7 @@ class Prompt(NamedTuple):
 
     @property
     def text_alone(self) -> bool:
-        """Whether it has no token ids, and no part that is outside the request (`open_ended`)."""
+        """Whether the prompt is text alone: no token ids, and no part outside the request (`open_ended`)."""
         return not self.tokens and not self.open_ended
 
 
@@ -153,7 +153,7 @@ def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_side_prompts(body: dict[str, Any], keys: tuple[str, ...], walk: BodyWalk) -> list[Prompt]:
-    """The prompts of one side of a score, under any of `keys` in the body; at most MOST_PROMPTS and a few more."""
+    """The prompts of one side of a score, from all of `keys` in the body; per key at most MOST_PROMPTS + 1."""
     prompts: list[Prompt] = []
     for side in (body[key] for key in keys if key in body):
         if isinstance(side, list) and side and isinstance(side[0], int | list):

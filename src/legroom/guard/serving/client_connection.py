@@ -58,7 +58,7 @@ class ClientConnection(HttpToolsProtocol):
         """Called when the client disconnects during a response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called for a new connection: start the deadline for the head of its first request."""
+        """Called for a new connection: start the timeout for the head (line and headers) of its first request."""
         super().connection_made(transport)
         self.deadline_s = self._proxy.now_s + HEADER_TIMEOUT_S
 
@@ -154,7 +154,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of a request: stop its deadline; the offer of an upgrade is no end."""
+        """Called by the parser at the end of a request: stop its deadline, but not for an offer to upgrade to h2c."""
         if not self.parser.should_upgrade():
             self._is_reading = False
             self.deadline_s = 0.0
@@ -225,7 +225,7 @@ class ClientConnection(HttpToolsProtocol):
         self._unsent_bytes = unsent_bytes(self.transport)
 
     def resume_writing(self) -> None:
-        """Called when the client has caught up: it is stalled no longer."""
+        """Called when the client has caught up with the response: it no longer counts as stalled."""
         super().resume_writing()
         self.stalled_since_s = 0.0
 

@@ -91,7 +91,7 @@ class Forwarder:
             on_chunk = scope.get(ON_CHUNK) if server.status == 200 else None
 
             def write_chunks() -> bool:
-                """Write what the server sent so far; False where all was sent or the client cannot take it."""
+                """Write what the server has sent so far; False if that was all or the client can take no more."""
                 if server.is_complete or not client.can_write_chunk:
                     return False
                 chunk = server.take_chunks()
@@ -118,7 +118,7 @@ class Forwarder:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body, which the client's connection has bounded; None if the client disconnected."""
+    """The whole request body, bounded by the client's connection; None if the client disconnected."""
     chunks: list[bytes] = []
     while (message := await receive())["type"] == "http.request":
         chunks.append(message["body"])

@@ -147,7 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._begin_exchange("", 0.0)
 
     def _begin_exchange(self, method: str, now_s: float) -> None:
-        """Reset the state for a new request and its response on this connection."""
+        """Reset the connection's state for a new request and its response."""
         self.method, self.sent_s = method, now_s
         self.unsent: memoryview[int] | None = None
         self.unsent_since_s = now_s
@@ -221,7 +221,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._can_write = False
 
     def resume_writing(self) -> None:
-        """Called when the server has caught up: wake the writer."""
+        """Called when the server has caught up with the body: wake the writer."""
         self._can_write = True
         self._wake_reader()
 
@@ -241,7 +241,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._wake_reader()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End a body without a length; fail any other response that is not complete."""
+        """Called when the server closed: ends a body without a length, fails any other incomplete response."""
         self.is_lost = True
         self._pool.remove_idle(self)
         if self.status and not self._has_length and not self._is_chunked and error is None:
@@ -275,7 +275,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of a response, also of a 1xx one, which is not the end."""
+        """Called by the parser at the end of a response; a 1xx one is not the end of the exchange."""
         if self.status and not self.is_complete:
             self.is_complete = True
             self._is_reusable = self._parser.should_keep_alive()

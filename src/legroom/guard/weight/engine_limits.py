@@ -255,7 +255,7 @@ def _default_output_tokens(model: Any) -> int | None:
 
 
 def _media_limits(model: Any) -> Mapping[str, int] | None:
-    """The most images, audio and video inputs per prompt by vLLM's ModelConfig; None where it does not tell."""
+    """Modality -> most inputs per prompt (images, audio, video) by vLLM's ModelConfig; None where unknown."""
     try:
         limit = model.multimodal_config.get_limit_per_prompt
         return {name: int(limit(name)) for name in ("image", "audio", "video")}
@@ -280,7 +280,7 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values of vLLM's own queue bounds, by flag, for the guard's `queue_requests` and `overcommit`; {} before 0.29."""
+    """vLLM flag -> value of its own queue bounds that match `queue_requests` and `overcommit`; {} before 0.29."""
     # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
     # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):

@@ -136,7 +136,7 @@ class ModelTokens:
         return min(1.0, learnt.value * MARGIN) if learnt.count >= FEWEST else 1.0
 
     def observations(self, ascii_only: bool) -> int:
-        """How many prompts of this kind of text were counted."""
+        """How many prompts of this kind (`ascii_only` or other text) were counted."""
         return self._ratios[0 if ascii_only else 1].count
 
     def template_tokens(self, messages: int) -> int:
@@ -195,7 +195,7 @@ class _LearntLengths:
         self._age = 0
 
     def observe(self, max_tokens: int | None, tokens: int) -> None:
-        """Learn an answer's length of `tokens`: as it is without max_tokens, otherwise as a share of max_tokens."""
+        """Learn an answer's length in tokens: as such without max_tokens, otherwise as a share of max_tokens."""
         length, learnt = tokens, self.open_tokens
         if max_tokens is not None:
             length, learnt = min(PER_MILLE, math.ceil(PER_MILLE * tokens / max(1, max_tokens))), self.shares
@@ -216,7 +216,7 @@ class AnswerLengths:
         self._learnt = BoundedCache(_LearntLengths, 1024)  # about 4 kB each
 
     def likely(self, model: str, client: str, max_tokens: int | None, longest: int) -> LikelyLengths:
-        """Likely lengths of the client's next answer; without max_tokens it may have up to `longest` tokens."""
+        """Likely lengths of the client's next answer; without max_tokens, of at most `longest` tokens."""
         if max_tokens == 0:
             return LikelyLengths(0, ())
         learnt = self._learnt.get((model, client)) or self._learnt.get((model, None))

@@ -74,7 +74,7 @@ class UsageLearner:
         return await self._tokenize(json.dumps(wanted, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
     def on_admitted(self, request: GuardedRequest) -> None:
-        """Have the server's tokenizer count a streamed prompt in the background, if too few counts are known."""
+        """Have the server's tokenizer count a streamed prompt in the background, if too few were counted so far."""
         demand = request.demand
         if not demand.streams or self._tokenize is None or self._sampling is not None or not is_countable(demand):
             return
@@ -84,7 +84,7 @@ class UsageLearner:
             self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
-        """Learn from the prompt's count by the server's tokenizer, if it gives one; the next may be counted then."""
+        """Learn from the prompt's count by the server's tokenizer, if it gives one; then another count may start."""
         with contextlib.suppress(Exception):
             if tokens := await self.count(demand, body):
                 self._observe_prompt(demand, tokens)
@@ -131,6 +131,6 @@ class UsageLearner:
 
 
 def is_countable(demand: Demand) -> bool:
-    """Whether `/tokenize` can count the prompt: the only one of its request, of text, in keys that it takes."""
+    """Whether `/tokenize` can count the prompt: it is the request's only one, of text, in keys that it takes."""
     prompt = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZE_KEYS else None
     return prompt is not None and prompt.text_alone and not demand.media and not demand.has_untokenized

@@ -177,7 +177,7 @@ def worst_condition(conditions: Sequence[Condition]) -> Condition | None:
 
 
 def engine_label(engine: tuple[str, str], window: Window) -> str:
-    """`engine 1`, or with its model where the server has several; empty for a single engine."""
+    """`engine 1`, with its model if the server has several; empty if the server has a single engine."""
     if window.latest is None or len(window.latest.engines) < 2:
         return ""
     model, rank = engine

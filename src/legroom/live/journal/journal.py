@@ -295,7 +295,7 @@ class Journal:
 
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into JournalUnavailable."""
+    """Context manager: SQLite's errors become JournalUnavailable."""
     try:
         yield
     except sqlite3.Error as error:

@@ -123,7 +123,7 @@ class SampleStore:
         return tuple(_to_points(rows))
 
     def _sample_rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
-        """(step in s, Unix time in ms, values...) rows: samples for step 0, else roll-ups, made where not stored."""
+        """(Step in s, Unix time in ms, values...) rows: samples for step 0, else roll-ups, computed if not stored."""
         within = "WHERE server_id = ? AND time_ms >= ? AND time_ms < ?"
         span = (server_id, since_ms, end_ms)
         if step_s == 0:

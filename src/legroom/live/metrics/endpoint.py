@@ -27,7 +27,7 @@ class Endpoint:
 
     @property
     def full_url(self) -> str:
-        """The URL with its query; not to be printed."""
+        """The URL with its query, which may hold secrets: not to be printed."""
         return f"{self.url}?{self.query}" if self.query else self.url
 
     @property
@@ -84,7 +84,7 @@ def is_loopback(address: str) -> bool:
 
 
 def port_of(address: str) -> int:
-    """The port of an address, with the scheme's default."""
+    """The port in an address, by default that of its scheme."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     return parts.port or (443 if parts.scheme == "https" else 80)
 

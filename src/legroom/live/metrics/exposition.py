@@ -80,7 +80,7 @@ class Slot(NamedTuple):
 
 @cache
 def slots_by_name() -> dict[bytes, Slot]:
-    """Series name, as it stands on a page -> slot, for every name and spelling of every release."""
+    """Series name on a metrics page -> the field it fills (`Slot`), for every name and spelling of every release."""
     slots = {
         name: Slot(field, 0, "worker" if name.startswith("legroom_worker") else "server")
         for name, field in SERVER_SERIES.items()
@@ -98,7 +98,7 @@ def slots_by_name() -> dict[bytes, Slot]:
 
 
 def _series_spellings(series: str) -> Iterator[str]:
-    """The names a series may have: each known prefix, with and without `_total`."""
+    """The names that a page may use for a series: with each known prefix, with and without `_total`."""
     bare = series.removeprefix("vllm:")
     for prefix in _PREFIXES:
         yield prefix + bare

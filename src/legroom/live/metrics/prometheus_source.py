@@ -158,7 +158,7 @@ class PrometheusSource:
         return series
 
     def _results_of_rows(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
-        """Samples of the due servers and failures of the missing ones, from the rows of one poll."""
+        """Samples of due servers and failures of missing ones, from the rows of one poll's three queries."""
         series, scraped = _series_by_server(values), _scrape_times(times)
         due = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
         return self._take_samples(due, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
@@ -184,7 +184,7 @@ class PrometheusSource:
         return {server: at_s for _, server, at_s in due}
 
     def _take_samples(self, due: Mapping[str, float], series: _SeriesByServer, fleet_size: int) -> list[ScrapeResult]:
-        """The samples of the due servers (server -> scrape time); notes when each was read and is due again."""
+        """Samples of the `due` servers (server -> scrape time); remembers when each was taken and is due again."""
         results: list[ScrapeResult] = []
         apart_s = _sample_interval_s(fleet_size)
         for server, at_s in due.items():

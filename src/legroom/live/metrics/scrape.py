@@ -122,7 +122,7 @@ _AUTH_HINT = "give a token with --token-file (or LEGROOM_TOKEN), or user and pas
 
 
 def _check_status(server: str, status: int, location: str | None) -> None:
-    """Raises ScrapeFailed with its kind for any HTTP status but 200."""
+    """Raises ScrapeFailed, of the kind that fits the HTTP status, for any status but 200."""
     if status in {401, 403}:
         raise ScrapeFailed("auth", f"{server} refuses: HTTP {status}", _AUTH_HINT)
     if status == 404:
@@ -135,7 +135,7 @@ def _check_status(server: str, status: int, location: str | None) -> None:
 
 
 def _tls_reason(error: Exception) -> str:
-    """Why TLS failed, in OpenSSL's words where it gives some, else the name of the error."""
+    """Why TLS failed: in OpenSSL's words if there are any, else the exception's class name."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__)
 

@@ -126,7 +126,7 @@ class Recorder:
 
     @contextmanager
     def _write_errors(self) -> Iterator[None]:
-        """Turns an OSError raised inside the block into a LegroomError."""
+        """Context manager: an OSError becomes a LegroomError."""
         try:
             yield
         except OSError as error:

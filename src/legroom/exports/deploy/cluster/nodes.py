@@ -65,7 +65,7 @@ class NodeSpread:
         return f"{self.nodes} nodes share the ranks."
 
     def leader_flags(self) -> tuple[Phrase, ...]:
-        """The multi-node vLLM flags of the first pod, beyond those all pods have."""
+        """The multi-node vLLM flags of the first pod alone; flags that all pods share are not among them."""
         if self.ray:
             return ()
         if not self.engines_per_node:
@@ -79,7 +79,7 @@ class NodeSpread:
         return (Phrase("--data-parallel-address", (_OWN,), _OWN_WHY), _RPC, *rank)
 
     def worker_flags(self) -> tuple[Phrase, ...]:
-        """The multi-node vLLM flags of every pod but the first, beyond those all pods have."""
+        """The multi-node vLLM flags of every pod but the first; flags that all pods share are not among them."""
         if self.ray:
             return ()
         headless = () if self.answers_everywhere else (_HEADLESS,)
@@ -107,7 +107,7 @@ _HEADLESS = Phrase("--headless", (), "It computes for the first pod and takes no
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """(the plan with multi-node flags, its distribution over nodes); LegroomError where nodes would differ."""
+    """(The plan with multi-node flags, its spread over nodes); LegroomError if nodes would not be alike."""
     words = parse_command(plan.command, plan.release)
     ranks, copies = gpus_per_engine(plan.args), int(plan.args.get("data_parallel_size") or 1)
     if words.get(_MANY_PORTS):
@@ -193,5 +193,5 @@ def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[
 
 
 def headless(server: ExportedServer) -> ExportedServer:
-    """The server without flags that vLLM refuses on a headless node."""
+    """The server without flags that vLLM refuses together with --headless."""
     return replace(server, phrases=tuple(phrase for phrase in server.phrases if phrase.flag not in _NOT_HEADLESS))

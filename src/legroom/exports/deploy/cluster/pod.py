@@ -93,7 +93,7 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
 
 
 def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
-    """The annotation that names the planned GPU for `legroom gate` and `plan --file`; {} without a GPU."""
+    """The annotation with the planned GPU's name, which `legroom gate` and `plan --file` read; {} without a GPU."""
     card = server.plan.gpu
     if not card.name:
         return {}
@@ -105,7 +105,7 @@ def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
 
 
 def node_selector(server: ExportedServer) -> dict[str, Any]:
-    """The planned card as NVIDIA's GPU feature discovery labels its nodes; empty for other cards and slices."""
+    """The `nodeSelector` for the planned card by NVIDIA's GPU discovery label; {} for other cards and slices."""
     label = "nvidia.com/gpu.product"
     product = server.plan.gpu.name.replace(" ", "-")
     is_whole_card = re.match(r"(NVIDIA|Tesla|Quadro)-", product) and "mig" not in product.lower()
@@ -198,7 +198,7 @@ def env_entries(server: ExportedServer, settings: ClusterSettings, in_group: boo
 
 
 def secret_key(name: str) -> str:
-    """The key in the server's Kubernetes Secret that holds this variable."""
+    """The key that holds the environment variable `name` in the server's Kubernetes Secret."""
     return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
 
 
@@ -314,7 +314,7 @@ def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dic
 
 
 def sidecar_config_map(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The ConfigMap with the sidecar's watch.toml. It listens on all addresses, so that Prometheus reaches it."""
+    """The ConfigMap with the sidecar's watch.toml, in which it listens on all addresses for Prometheus to reach it."""
     lines = ['host = "0.0.0.0"', "", "[[servers]]", f'url = "{server.address.url}"']
     if server.address.tls:
         lines.append("verify_tls = false")
