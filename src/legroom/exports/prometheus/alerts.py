@@ -252,7 +252,7 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
 
 
 def _upstream_query(levels: AlertLevels) -> str:
-    """PromQL of guards that do not answer, whose server is down, or fails most requests now and earlier."""
+    """PromQL of guards that do not answer, or whose server is down, or fails most requests now and earlier."""
 
     def failing_requests(window: str) -> str:
         """PromQL of guards whose server failed most requests within a range such as `[2m] offset 5m`."""

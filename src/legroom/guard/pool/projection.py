@@ -114,7 +114,7 @@ class BlockNeed(NamedTuple):
     blocks_per_unit: float = 1.0
 
     def without(self, blocks: float) -> "BlockNeed":
-        """The need with `blocks` of its prompt, held by others too, taken from growth and tokens, not from `blocks`."""
+        """This need with `blocks` fewer in growth and prompt tokens, as others hold them too; its `blocks` stay."""
         if not blocks or self.growth is None:
             return self
         kept = max(0.0, 1 - blocks / self.growth.start_blocks)
