@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from legroom.cli.main import main
 from legroom.drawing.terminal import PLAIN
@@ -67,14 +68,14 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server(tmp_path, free_port):
+def server(tmp_path):
     """Starts the stand-in with these flags and its output in this file: its PID."""
     started = []
     script = tmp_path / "vllm"
     script.write_text(SERVER.format(tests=str(ROOT / "tests")))
 
     def start(*flags, log):
-        command = [sys.executable, str(script), "serve", *flags, "--port", str(free_port)]
+        command = [sys.executable, str(script), "serve", *flags, "--port", str(free_port())]
         with log.open("a") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE)
         started.append(process)
@@ -85,15 +86,6 @@ def server(tmp_path, free_port):
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 def report(capsys, code):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from free_ports import free_port
 from loopback import listening
 
 from legroom.live.metrics.prometheus_source import PrometheusSource
@@ -61,14 +62,6 @@ async def until(source: PrometheusSource, wanted: int, kind: type[ScrapeResult])
                 return looks
             await asyncio.sleep(0.05)
     return []
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: Path, tmp_path: Path) -> None:

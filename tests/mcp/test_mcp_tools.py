@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import anyio
 import pytest
+from free_ports import free_port
 
 from legroom.cli.main import main
 
@@ -237,9 +238,7 @@ def test_over_stdio_the_sdk_client_lists_and_calls():
 
 @contextmanager
 def http_server(*words):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "legroom", "mcp", "--http", f"127.0.0.1:{port}", *words],
         stderr=subprocess.PIPE,

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_port
 from metrics_page import metric
 from tiny_models import SERVE_ENV, serve_words
 
@@ -26,12 +26,6 @@ from legroom.guard.serving.upstream import upstream_of
 ROOT = Path(__file__).parents[2]
 TOKEN = "a token of the tests"
 PATIENCE_S = 600.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Endpoint:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,17 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from free_ports import free_port
 from tiny_models import SERVE_ENV, beside_vllm, serve_words, write_model
 
 TOKEN = "a token of the tests"
 PATIENCE_S = 600.0
 OUTPUT_TOKENS = 96
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def answers(url: str) -> bool:

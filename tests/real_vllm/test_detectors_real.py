@@ -12,8 +12,8 @@ from pathlib import Path
 
 import provoked_incidents
 import pytest
+from free_ports import free_port
 from provoked_incidents import Outcome
-from restart_load import free_port
 from tiny_models import write_model
 
 pytestmark = pytest.mark.skipif(

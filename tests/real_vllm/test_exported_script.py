@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from metrics_page import RUNNING, metric
-from restart_load import free_port
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom import plan

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from restart_load import free_port
+from free_ports import free_port
 from tiny_models import SERVE_ENV, beside_vllm, serve_words, write_model
 
 from legroom.black_box import BlackBox, read_record

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from forked import QUICK, Forked, legroom
+from free_ports import free_port
 
 from legroom.live.journal.journal import Journal
 from legroom.process_table import descendants
@@ -130,9 +131,7 @@ class Run:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

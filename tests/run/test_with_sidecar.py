@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from forked import Forked, take_streams
+from free_ports import free_port
 from held_run import Run, until
 
 from legroom.live.journal.journal import Journal
@@ -54,9 +54,7 @@ def hasty_sidecar(tmp_path: Path, monkeypatch) -> Iterator[Callable[[Run], Path]
     sidecars: list[Forked] = []
 
     def start(supervised: Run, crash_restarts: int = 1000000, behind: int = 0) -> Path:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            own = probe.getsockname()[1]
+        own = free_port()
         monkeypatch.setenv("LEGROOM_HOME", str(supervised.home))
         config, said = tmp_path / "watch.toml", tmp_path / "sidecar"
         journal = json.dumps(str(tmp_path / "sidecar.db"))

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,12 +11,6 @@ import urllib.request
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("stand_in_server.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def restart_script(folder: Path, port: int) -> Path:

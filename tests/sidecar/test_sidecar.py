@@ -19,7 +19,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from forked import Forked, take_streams
-from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
+from free_ports import free_port
+from stand_in import RUN, answers, start_server, starts, stop_server, wait_for, write_config
 
 from legroom.live import run_record
 from legroom.live.detectors import DetectorFinding
