@@ -119,10 +119,7 @@ def is_misspelt(name: str) -> bool:
     if "/" in name or (model := derived(name)) is None or not model.base:
         return False
     repo = _spelled(name.strip())
-    if any(
-        re.search(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", repo)
-        for pattern, _ in _shared_values()["tuned_from"]
-    ):
+    if any(pattern.search(repo) for pattern, _ in _tuned_from()):
         return False
     own = {word for each in _names_of(model.base, _entry_of_key(model.base)) for word in _words(_repo_name(each))}
     words = _words(repo.removesuffix(".gguf"))
@@ -152,8 +149,8 @@ def named_scheme(name: str) -> dict[str, Any] | None:
 def _key_in_name(repo: str) -> str | None:
     """The key of the bundled model whose words and sizes a name has, with no word of another model; else None."""
     repo, found = _spelled(repo), 0
-    for pattern, base in _shared_values()["tuned_from"]:
-        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", base, repo, count=1)
+    for pattern, base in _tuned_from():
+        repo, found = pattern.subn(base, repo, count=1)
         if found:
             break
     words = _words(repo)
@@ -165,11 +162,9 @@ def _key_in_name(repo: str) -> str | None:
         letters = "".join(word for word in run if word not in sizes).replace(".", "")
         for named in (sizes, unsized):
             key = _keys_by_words().get((letters, named))
-            if (
-                key
-                and (named == sizes or _is_its_total_size(key, sizes))
-                and not _names_other_model(words, key, bool(sizes))
-            ):
+            if key and named != sizes and not _is_its_total_size(key, sizes):
+                continue
+            if key and not _names_other_model(words, key, bool(sizes)):
                 return key
     return None
 
@@ -412,6 +407,7 @@ def _all_entries() -> dict[str, Mapping[str, Any]]:
     return {key: entry for family in _texts() for key, entry in _parse_family(family).items()}
 
 
+@cache
 def _entry_of_key(key: str) -> Mapping[str, Any]:
     """One bundled model's entry; only its family's file is parsed, as all take a tenth of a plan's time."""
     quoted = f'"{key}"'
@@ -441,6 +437,13 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _shared_values() -> Mapping[str, Any]:
     """The parsed schemes.json: quantization schemes and name patterns that model files share."""
     return dict(json.loads(read_texts(FOLDER)["schemes"]))
+
+
+@cache
+def _tuned_from() -> list[tuple[re.Pattern[str], str]]:
+    """How names of tuned models spell a model that is bundled, and that model's own name."""
+    word_end = r"((?<=-)|(?![a-z0-9]|\.\d))"
+    return [(re.compile(f"(?<![a-z0-9]){name}{word_end}"), base) for name, base in _shared_values()["tuned_from"]]
 
 
 @cache

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,7 @@ _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = pattern("linted_parts.vllm_flag")
 _ADDRESS, _ASKED_MODEL = pattern("linted_parts.address"), pattern("linted_parts.asked_model")
 _KUBECTL, _MAKES_OBJECTS = pattern("linted_parts.kubectl"), pattern("linted_parts.makes_objects")
+_compiled = cache(partial(re.compile, flags=re.MULTILINE))  # the cache of `re` holds fewer than the rules have
 _OBJECT_KINDS = {"deploy": "Deployment", "svc": "Service", "service": "Service", "sts": "StatefulSet"}
 _OBJECT_KINDS |= {"stateful": "StatefulSet", "i": "InferenceService", "servingruntime": "ServingRuntime"}
 _JINJA = re.compile(r"\{%-?\s*(?:block|extends|include|if|for)\b")
@@ -240,7 +241,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterat
     for row in data["rows"]:
         if has_key and row.get("keyless"):
             continue
-        matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
+        matches = _compiled(row["pattern"]).finditer(texts[row.get("scope", "")]) if kind in row["kinds"] else ()
         found = [
             each
             for each in islice(matches, _MOST_LINES)
@@ -250,7 +251,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterat
             and not _DECLARES.search(each.string, max(each.start("at") - 40, 0), each.start("at"))
             and (row.get("scope") == "shown" or not SHOWN.match(text, text.rfind("\n", 0, each.start("at")) + 1))
         ]
-        if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
+        if not found or ("unless" in row and _compiled(row["unless"]).search(told)):
             continue
         is_met = re.search(row.get("about", ""), told) and _is_found(row.get("needs", ""), all_text)
         if is_met and not ("lacks" in row and _is_found(row["lacks"], all_text)):
@@ -273,7 +274,7 @@ def _is_local(image: str, all_text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_found(regex: str, text: str) -> bool:
-    return re.search(regex, text, re.MULTILINE) is not None
+    return _compiled(regex).search(text) is not None
 
 
 def without_comments(text: str) -> str:

@@ -71,11 +71,12 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 def misunderstood_variables(server: StartedServer, context: Context) -> Findings:
     """Variables in `variable_meanings.json`, of vLLM and its libraries, that cost more than they give or do nothing."""
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
-        word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
-        value = expand_variables(word.text, {}) if word is not None else ""
+        if (word := server.env.get(row["name"])) is None:
+            continue
+        value, flag = expand_variables(word.text, {}), row.get("unless_flag", "")
         is_met = (flag and flag_word(server, flag)) or row.get("unless") in server.env
         is_read = not row["name"].startswith("VLLM_") or row["name"] in env_names(context.release_of(server))
-        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met or not is_read:
+        if not re.fullmatch(row.get("value", ".*"), value) or is_met or not is_read:
             continue
         is_built = kind_of(server.place_of(word).path, "") == "dockerfile"
         is_built = is_built or server.runs not in ("docker", "compose", "kubernetes")
