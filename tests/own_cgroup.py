@@ -38,7 +38,7 @@ def limited_cgroup(limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """As soon as the kernel has seen the last process in it go."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 90
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
             folder.rmdir()

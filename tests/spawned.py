@@ -28,5 +28,5 @@ class Spawned:
     def end(self) -> tuple[int, str]:
         """As Ctrl-C does it: the exit code, and what it said on standard error."""
         self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=120)
         return self.process.returncode, errors

@@ -44,7 +44,7 @@ def program(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(BIN), prepend=":")
         program = SupervisordProgram("vllm", config)
-        for _ in range(100):
+        for _ in range(900):
             try:
                 if asyncio.run(program.state()).running and (folder / "args").exists():
                     break
@@ -58,7 +58,7 @@ def program(tmp_path_factory):
 
 def args(program):
     path = program.config.with_name("args")
-    for _ in range(100):
+    for _ in range(1800):
         if path.exists() and path.read_text():
             return path.read_text().strip()
         time.sleep(0.05)

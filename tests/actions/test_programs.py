@@ -66,7 +66,7 @@ def test_a_program_whose_start_was_not_recorded_never_runs(tmp_path):
     )
     assert killed.returncode == -signal.SIGKILL
     pid = int(killed.stdout)
-    for _ in range(100):
+    for _ in range(1800):
         if process_identity(pid) is None:
             break
         time.sleep(0.05)
@@ -148,7 +148,7 @@ def test_a_run_is_restarted_by_a_hangup_and_reads_its_flags_file(tmp_path):
     record.parent.mkdir()
     run = subprocess.Popen([sys.executable, "-c", RUN, record])
     try:
-        for _ in range(200):
+        for _ in range(1800):
             if record.exists() and record.read_text():
                 break
             time.sleep(0.05)

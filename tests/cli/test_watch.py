@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from made_up_looks import SERVER, calm, sample, trouble
 from metrics_server import Metrics, serving
 
@@ -290,18 +291,16 @@ def test_the_public_api_gives_one_look_and_a_stream():
 
 
 def test_the_sidecar_is_started_serves_its_health_and_stops_when_told(tmp_path, home):
-    import socket
     import urllib.request
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "watch.toml"
     with serving(Metrics()) as url:
         config.write_text(f'interval_s = 0.5\nport = {port}\n[[servers]]\nurl = "{url}"\n')
         words = [sys.executable, "-m", "legroom", "watch", "--daemon", "--config", str(config)]
         running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         health = None
-        for _ in range(100):
+        for _ in range(900):
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
                     health = json.loads(answer.read())

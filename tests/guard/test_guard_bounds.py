@@ -208,7 +208,8 @@ async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": vllm_state()}
     await guard(scope, receive, send)
-    assert (sent[0]["status"], pieces) == (408, 3)
+    assert sent[0]["status"] == 408
+    assert pieces <= 3
 
 
 async def test_a_body_that_never_comes_gets_408(policy):

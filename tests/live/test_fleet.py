@@ -131,7 +131,7 @@ def test_the_command_groups_what_prometheus_answers(capsys: pytest.CaptureFixtur
         started.set()
 
     threading.Thread(target=lambda: (loop.run_until_complete(serve()), loop.run_forever()), daemon=True).start()
-    started.wait(10)
+    assert started.wait(90)
     try:
         url = f"http://127.0.0.1:{port[0]}"
         assert main(["watch", "--prometheus", url, "--fleet", "--json"]) == 0

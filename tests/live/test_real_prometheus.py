@@ -51,10 +51,10 @@ def config(ports: list[int]) -> str:
 
 
 async def until(source: PrometheusSource, wanted: int, kind: type[ScrapeResult]) -> list[ScrapeResult]:
-    """Ask until that many servers are seen so, for half a minute at most."""
+    """Ask until that many servers are seen so, for two minutes at most."""
     seen: dict[str, ScrapeResult] = {}
     async with open_session() as session:
-        for _ in range(600):
+        for _ in range(2400):
             with contextlib.suppress(ScrapeFailed):  # it is still starting
                 seen |= {look.server: look for look in await source.poll(session, time.time())}
             looks = [look for look in seen.values() if isinstance(look, kind)]

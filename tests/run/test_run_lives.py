@@ -238,8 +238,8 @@ def test_what_is_stopped_and_has_no_title_is_not_waited_for(run, stopped, before
         supervised.said("draining")
         os.kill(pid, signal.SIGSTOP)
     supervised.said("an engine is stopped")
-    assert supervised.process.wait(30) is not None
-    asking.join(5)
+    assert supervised.process.wait(60) is not None
+    asking.join(60)
     assert not asking.is_alive()
 
 
@@ -281,19 +281,24 @@ def test_a_variable_that_is_null_is_taken_away(run, port):
     assert "32,768 tokens" in supervised.out.read_text()
 
 
-def dead(run, timing):
-    """One whose engine died, and that is about to be started again."""
-    supervised = run("--no-verify", "--json", "--restart-delay", "0.5", timing=timing)
+@contextlib.contextmanager
+def port_taken_by_another(run, port, timing):
+    """A run whose engine died and whose port somebody else has before it can be started again."""
+    supervised = run("--no-verify", "--json", timing=timing)
     supervised.serving()
-    os.kill(supervised.engine(), signal.SIGKILL)
-    supervised.said("restart in 0.5 s")
-    return supervised
+    engine = supervised.engine()
+    supervised.process.send_signal(signal.SIGSTOP)
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: is_free(port))
+    with socket.create_server(("127.0.0.1", port)):
+        supervised.process.send_signal(signal.SIGCONT)
+        supervised.said("restart in 0 s")
+        yield supervised
 
 
 def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
-    supervised = dead(run, replace(QUICK, port_timeout_s=60.0))
-    with socket.create_server(("127.0.0.1", port)):
-        time.sleep(0.8)  # past the delay: it waits for the port now
+    with port_taken_by_another(run, port, replace(QUICK, port_timeout_s=60.0)) as supervised:
+        time.sleep(0.3)  # it waits for the port now
         assert supervised.process.poll() is None
         assert supervised.end() == 1
     assert json.loads(supervised.out.read_text())["exit_code"] == 1
@@ -302,8 +307,7 @@ def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
 
 
 def test_a_port_that_was_taken_between_two_lives_ends_the_run(run, port):
-    supervised = dead(run, QUICK)
-    with socket.create_server(("127.0.0.1", port)):
+    with port_taken_by_another(run, port, QUICK) as supervised:
         assert supervised.process.wait(120) == 1
     supervised.said("is in use: not started again")
     assert json.loads(supervised.out.read_text())["exit_code"] == 1

@@ -137,7 +137,7 @@ def serving(stand_in: StandIn) -> Iterator[str]:
         yield f"http://127.0.0.1:{ports[0]}"
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -204,7 +204,7 @@ def test_a_server_that_takes_no_token_ids_is_asked_with_text():
 
 
 def test_it_ends_when_the_time_is_up():
-    _, verification = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=1.0)
+    _, verification = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=3.0)
     assert not verification.ok
     assert "--timeout" in verification.load.interrupted
 

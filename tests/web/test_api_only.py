@@ -28,7 +28,7 @@ class ServedApi(Spawned):
         super().__init__("ui", "--api-only", "--port", "0", *words, LEGROOM_API_TOKEN=token)
 
     def ask(self, method: str, path: str, body: object = None, host: str = "localhost", token: str = TOKEN):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         headers = {"content-type": "application/json", "host": host}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -38,7 +38,7 @@ class ServedApi(Spawned):
 
     def wait_until_ready(self) -> None:
         """The workers warm up beside the first answers: a probe asks until they have, and so does a test."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while self.ask("GET", "/readyz")[0] != 200:
             assert time.monotonic() < deadline, "the server never became ready"
             time.sleep(0.02)

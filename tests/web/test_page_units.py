@@ -23,7 +23,7 @@ def evaluated(module: str, expression: str) -> Any:
         pytest.skip("no Node")
     script = f"import * as page from {json.dumps(str(PAGE / module))}; console.log(JSON.stringify({expression}))"
     done = subprocess.run(
-        ["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=False, timeout=30
+        ["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -30,7 +30,7 @@ class Served(Spawned):
         super().__init__("ui", "--port", "0", *words)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         if isinstance(body, dict):
             body, headers = json.dumps(body), {"content-type": "application/json", **headers}
         connection.request(method, path, body, headers)
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_it_cleanly():
 
 def test_a_port_in_use_is_one_sentence(served):
     words = [sys.executable, "-m", "legroom", "ui", "--port", str(served.port)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {served.port}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -187,7 +187,7 @@ def test_a_server_that_cannot_be_reached_is_a_look_of_the_live_feed():
     server = Served("--watch", "http://127.0.0.1:9", "--interval", "1")
     try:
         server.ask("GET", "/healthz")
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         connection.request("GET", "/api/live")
         answer, lines = connection.getresponse(), []
         assert answer.getheader("content-type", "").startswith("text/event-stream")
@@ -218,7 +218,7 @@ def test_a_link_from_another_site_may_open_the_page_but_not_ask_the_api():
 
 
 def first_events(server: Served, count: int) -> list[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     connection.request("GET", "/api/live")
     answer = connection.getresponse()
     return [_event(answer) for _ in range(count)]
@@ -251,7 +251,7 @@ def test_the_live_feed_shows_the_plan_beside_the_server(tmp_path):
 
 def test_a_plan_without_a_watched_server_is_a_sentence(tmp_path):
     words = [sys.executable, "-m", "legroom", "ui", "--port", "0", "--plan", "plan.json"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 2
     assert "--watch" in ended.stderr
 
