@@ -177,7 +177,7 @@ def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
 
 
 def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
-    """Whether words of a name, missing in the model's own, stand for another model (or series, unless `is_sized`)."""
+    """Whether words missing in the names of model `key` stand for another model (or series, unless `is_sized`)."""
     own = {word for each in _names_of(key, _entry_of_key(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
     kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
@@ -234,7 +234,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
 
 
 def hub_id_of(bundled: Bundled, name: str) -> str:
-    """Of a bundled model's Hub ids, the one whose name is closest to the given short name."""
+    """The one of a bundled model's Hub ids whose name is closest to the short name `name`."""
     wanted = _alphanumeric(name)
     ids = bundled.ids or (bundled.name,)
     if wanted == _alphanumeric(bundled.name):
@@ -262,7 +262,7 @@ def checkpoint_role(hub_id: str) -> str:
 
 
 def chat_checkpoint(name: str, hub_id: str) -> str:
-    """The chat checkpoint that a bundled short name has beside the base checkpoint `hub_id`; empty for none."""
+    """The chat checkpoint of the bundled model `name` that belongs to the base checkpoint `hub_id`; empty for none."""
     bundled = find(name) if "/" not in name else None
     chats = (each for each in (bundled.ids if bundled else ()) if checkpoint_role(each) == "chat" and each != hub_id)
     return next((each for each in chats if each.startswith(hub_id)), "")
@@ -409,7 +409,7 @@ def _all_entries() -> dict[str, Mapping[str, Any]]:
 
 @cache
 def _entry_of_key(key: str) -> Mapping[str, Any]:
-    """One bundled model's entry; only its family's file is parsed, as all take a tenth of a plan's time."""
+    """The entry of the bundled model `key`; parses its family's file alone, as all take a tenth of a plan's time."""
     quoted = f'"{key}"'
     return next(
         entries[key] for name in _texts() if quoted in _texts()[name] and key in (entries := _parse_family(name))
@@ -429,7 +429,7 @@ def _key_of_exact_name(wanted: str) -> str | None:
 
 
 def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """A bundled model's key, its Hub ids and its aliases."""
+    """All names of a bundled model: its key, and its entry's Hub ids and aliases."""
     return (key, *entry.get("ids", ()), *entry.get("aliases", ()))
 
 

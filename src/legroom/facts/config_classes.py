@@ -128,7 +128,7 @@ class BackendTable:
         return list(self._reasons_of_backend(backend, needs))
 
     def supports(self, name: str, feature: str) -> bool | None:
-        """Whether a backend has this feature on the card (`runs`: kernels for it); None where that was not recorded."""
+        """Whether the backend `name` has this feature on the card (`runs`: kernels for it); None if not recorded."""
         value = self._value_for_card(self.facts["backends"][name][feature])
         return None if value is None else bool(value)
 

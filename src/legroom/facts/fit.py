@@ -23,7 +23,7 @@ def constants() -> dict[str, Any]:
 
 
 def by_release(rows: Sequence[dict[str, Any]], release: Release) -> dict[str, Any]:
-    """The last row whose `since` is this release or an earlier one; IndexError where all begin later."""
+    """The last of `rows` whose `since` is at or before the release; IndexError where all begin later."""
     return [row for row in rows if release.at_least(row["since"])][-1]
 
 
@@ -60,7 +60,7 @@ def bands() -> dict[str, Any]:
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """How many known starts have this property, such as ("card", "hopper"): (measured, measured and published)."""
+    """How many starts of a kind such as ("card", "hopper") are known: (measured, measured or published)."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 
@@ -114,7 +114,7 @@ def weights_rows() -> Mapping[str, BandRow]:
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """(error band of the class `path`, such as (quantized, awq, text); False where it is a parent's, not its own)."""
+    """(error band of the class `path`, such as (quantized, awq, text), whether it is its own and not a parent's)."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:

@@ -153,7 +153,7 @@ def choices(name: str, release: Release) -> tuple[Any, ...] | None:
 
 
 def advice(name: str) -> FlagAdvice | None:
-    """What to use instead of a flag that was removed or never existed; None where nothing is known."""
+    """What to use instead of a flag that was removed or never existed; None where the data file says nothing."""
     data = read_data("flag_advice.json")
     entry = data["replaced"].get(name, data["never_existed"].get(name))
     return FlagAdvice(**entry) if entry is not None else None

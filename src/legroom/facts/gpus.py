@@ -160,7 +160,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
-    """The short names that `--gpu` accepts, by the GPU's full name."""
+    """The short names that `--gpu` accepts for each GPU, by its full name."""
     cards = read_data("gpus.json")["gpus"]
     return {card["name"]: tuple(alias.replace(" ", "-") for alias in card["aliases"]) for card in cards}
 
@@ -186,7 +186,7 @@ def _exactly_named(name: str) -> Gpu | None:
 
 
 def _find_gpu(name: str) -> Gpu | None:
-    """The card of this name, with or without its right size in GB; None where unknown."""
+    """The card of this name, which may end in its memory in GB if that is right; None where unknown."""
     index = _cards_by_name()
     if hit := index.get(_normalized_name(name)):
         return _gpu_of_entry(*hit)

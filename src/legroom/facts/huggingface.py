@@ -275,7 +275,7 @@ def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> i
 
 
 def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> Found:
-    """The result of `request`, with the Hub's errors about `repo` as a LegroomError that says what to do."""
+    """What `request` returns; an error of the Hub about `repo` becomes a LegroomError that says what to do."""
     from huggingface_hub import errors
 
     try:
@@ -305,7 +305,7 @@ def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> 
 
 
 def _http_error(repo: str, error: Any) -> LegroomError:
-    """The error to raise for an HTTP error of the Hub, by its status."""
+    """The LegroomError for an HTTP error that the Hub answered about `repo`, by its status."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         hint = f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}"
@@ -315,7 +315,7 @@ def _http_error(repo: str, error: Any) -> LegroomError:
 
 
 def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:
-    """The error to raise for a model that is in no cache, offline or with the Hub out of reach."""
+    """The LegroomError for a model that is in no cache: `offline` was asked for, or the Hub is out of reach."""
     is_offline = offline or type(error).__name__ == "OfflineModeIsEnabled"
     why = "and this is offline mode" if is_offline else "and the Hub could not be reached"
     hint = f"pass its config.json{_nearest_names_hint(repo)}"

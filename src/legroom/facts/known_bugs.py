@@ -67,7 +67,7 @@ class KnownBug:
 
     @property
     def threads(self) -> str:
-        """The number of the pull request that fixed the bug, or of its report, as `#44490`."""
+        """The number, such as `#44490`, of the pull request that fixed the bug, or else of its report."""
         return self.source.partition(" ")[2].partition(",")[0].partition(" (")[0]
 
     @property

@@ -45,14 +45,14 @@ class Metric:
 
 
 def _series_name(name: str, type_: str) -> str:
-    """The series to query: a counter with `_total`, an info with `_info`, others as declared."""
+    """The series to query for a metric of Prometheus type `type_`: counters with `_total`, infos with `_info`."""
     if type_ == "counter":
         return name if name.endswith("_total") else name + "_total"
     return name + "_info" if type_ == "info" else name
 
 
 def _exposed_series(name: str, type_: str) -> tuple[str, ...]:
-    """Every series that a scrape shows for a declared metric, such as `_bucket`, `_sum` and `_created`."""
+    """Every series in a scrape for a metric declared as `name` of type `type_`, such as `_bucket` and `_sum`."""
     series = _series_name(name, type_)
     if type_ == "counter":
         return (series, series.removesuffix("_total") + "_created")
@@ -64,7 +64,7 @@ def _exposed_series(name: str, type_: str) -> tuple[str, ...]:
 
 @cache
 def _declarations() -> dict[str, list[dict[str, Any]]]:
-    """The declarations of each metric over the releases, by declared name."""
+    """All the declarations that releases made of a metric, by its declared name."""
     return {name: entry for name, entry in read_data("metrics.json")["metrics"].items() if _REAL_NAME.fullmatch(name)}
 
 
@@ -75,7 +75,7 @@ def cache_config_labels(release: Release) -> tuple[str, ...]:
 
 
 def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
-    """The label names of a metric in one release, with a histogram's `le`."""
+    """The label names that a metric's declaration (`entry`) gives in this release; a histogram's with `le`."""
     labels: list[str] = []
     for label in entry["labels"]:
         if label.startswith(_CACHE_CONFIG_FIELDS):
@@ -92,7 +92,7 @@ def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]
 
 
 def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metric:
-    """The metric of a declaration, with the labels of this release."""
+    """The metric `name` by its declaration (`entry`), with the labels of this release."""
     conditions = entry.get("condition", [])
     kind, labels, deprecated = entry["type"], _labels_of_entry(entry, release), entry.get("deprecated", False)
     hidden = any(_HIDDEN in condition for condition in conditions)
@@ -189,7 +189,7 @@ def _role_by_series() -> dict[str, str]:
 
 
 def is_shown_by_companion(series: str) -> bool:
-    """Whether a program other than vLLM exposes the series under vLLM's prefix."""
+    """Whether a program other than vLLM, such as a router, exposes this series under the prefix `vllm:`."""
     facts = read_data("companion_series.json")
     return not {series, _ENDINGS.sub("", series)}.isdisjoint(facts["families"]) or series.startswith(
         tuple(facts["prefixes"])

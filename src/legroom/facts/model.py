@@ -46,7 +46,7 @@ class Attention:
 
     @property
     def rope_kind(self) -> str:
-        """Which of the config's RoPE parameter sets applies: that of full or of sliding layers."""
+        """Which of the config's RoPE parameter sets applies: the one for full or for sliding layers."""
         return "sliding_attention" if self.window or self.chunk else "full_attention"
 
 
@@ -116,22 +116,22 @@ Mixer = Attention | LatentAttention | StateSpace
 
 
 def attending(mixers: Iterable[Mixer | None]) -> list[Attention | LatentAttention]:
-    """Those of the mixers that are attention or latent attention."""
+    """The mixers that are attention or latent attention, in order."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
 
 
 def latent(mixers: Iterable[Mixer | None]) -> list[LatentAttention]:
-    """Those of the mixers that are latent attention (MLA)."""
+    """The mixers that are latent attention (MLA), in order."""
     return [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
 
 
 def with_kv_heads(mixers: Iterable[Mixer | None]) -> list[Attention]:
-    """Those of the mixers that have key and value heads (not MLA)."""
+    """The mixers that have key and value heads (not MLA), in order."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention)]
 
 
 def recurrent(mixers: Iterable[Mixer | None]) -> list[StateSpace]:
-    """Those of the mixers that are recurrent (Mamba, linear attention)."""
+    """The mixers that are recurrent (Mamba, linear attention), in order."""
     return [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
 
 

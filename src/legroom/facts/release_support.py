@@ -23,7 +23,7 @@ class Build:
     """Compute capabilities with kernels, oldest first; a newer minor of the same major runs them too."""
 
     def has_kernels_for(self, capability: tuple[int, int]) -> bool:
-        """Whether a kernel of the same major and no higher minor compute capability is built in."""
+        """Whether the wheel has kernels that run on this compute capability: same major, minor no higher."""
         built = (tuple(map(int, name.split("."))) for name in self.capabilities)
         return any(major == capability[0] and minor <= capability[1] for major, minor in built)
 

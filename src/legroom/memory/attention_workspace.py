@@ -92,7 +92,7 @@ _FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), 
 
 
 def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
-    """FlashAttention 3's num_splits_heuristic on an H100 or H200: parts into which `length` keys are split; 1: none."""
+    """Into how many parts FlashAttention 3 (H100, H200) splits `length` keys, for `heads` of `head_dim`; 1: none."""
     multiprocessors = 132
     _, queries, keys = next((row for row in _FA3_TILES if head_dim <= row[0]), _FA3_TILES[-1])
     tiles, key_tiles = heads * cdiv(length, queries), cdiv(length, keys)

@@ -88,7 +88,7 @@ def _architecture_class(model: Model) -> str:
 
 
 def _storage_class(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
-    """The storage class that selects the weights' error band: plain, online, unlisted, or by method and kernel."""
+    """The class that selects the weights' error band: plain, online, unlisted, a kernel's or the method's name."""
     scheme = scheme_in_use(model, settings)
     if scheme is None:
         return "plain"
@@ -100,7 +100,7 @@ def _storage_class(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
 
 
 def _lacks_unquantized_list(model: Model, scheme: Quantization) -> bool:
-    """Whether a 4-bit checkpoint's config lacks the list of modules left at 16 bits, which take 4x the memory."""
+    """Whether a 4-bit checkpoint's config does not list the modules left in 16 bits, where they take 4x the memory."""
     if scheme.list_assumed:
         return True
     if scheme.weight_bits != 4 or scheme.rules or scheme.targets != ("Linear",) or scheme.method == "gguf":
@@ -114,7 +114,7 @@ def _lacks_unquantized_list(model: Model, scheme: Quantization) -> bool:
 
 
 def card_family(gpu: Gpu) -> str:
-    """`unified`, the vendor if not NVIDIA, or the architecture (`hopper`, `ada`): cards with alike driver memory."""
+    """Cards of like driver memory: `unified`, the vendor if not NVIDIA, else the architecture (`hopper`, `ada` ...)."""
     if gpu.unified:
         return "unified"
     if gpu.vendor != "nvidia":
@@ -128,7 +128,7 @@ def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The figure of the part `name` with the error band of starts like `of`; unchanged if measured or derived, or if
+    """The figure of layout part `name` with the error band of starts like `of`; unchanged if measured or derived, or if
     exact and not the weights."""
     if value.kind in ("measured", "derived"):
         return value
@@ -176,7 +176,7 @@ def kv_band(
 
 
 def possible_spare(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes that the KV cache gains if all that `parts` may lack is absent and the card is the larger of its name."""
+    """Bytes that the KV cache gains if optional parts of `parts` are absent and the card is the larger of its name."""
     return sum(possible_saving(part) for part in parts) + spare_on_larger_card(settings, gpu)
 
 
@@ -220,7 +220,7 @@ def _has_two_sides(value: Figure) -> bool:
 
 
 def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
-    """Key of these weights' error band: how they are stored, then text or multimodal; `amd` alone for all AMD cards."""
+    """The key of the weights' error band: how they are stored, then text or multimodal; for AMD cards `amd` alone."""
     takes = "multimodal" if of.multimodal else "text"
     if of.card == "amd":
         return ("amd",)

@@ -109,7 +109,7 @@ class Block:
             after.before = self
 
     def merge_neighbours(self) -> None:
-        """Absorb free neighbours that are mapped like this block; the block itself is in no free list."""
+        """Absorbs adjacent free blocks that are mapped (or unmapped) as this block is, which is on no free list."""
         for other in (self.before, self.after):
             if other is None or other.is_allocated or other.is_mapped != self.is_mapped:
                 continue
@@ -361,7 +361,7 @@ class CachingAllocator:
 
 
 def _growable_bytes(block: Block) -> int:
-    """Bytes of the block and of the unmapped address space behind it."""
+    """Bytes of the block and of the unmapped address space that follows it."""
     following = block.after
     return block.size_bytes + (following.size_bytes if following is not None and not following.is_mapped else 0)
 

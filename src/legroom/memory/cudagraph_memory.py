@@ -212,7 +212,7 @@ def _counted_as_graphs(model: Model, settings: EngineSettings, gpu: Gpu) -> tupl
 
 
 def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
-    """Host memory of the graphs, which counts on machines with unified memory only; otherwise empty."""
+    """Host memory of the graphs, which counts only where CPU and GPU share memory; empty for other cards."""
     size = int(constants()["graphs"]["unified_mib"] * MIB)
     term = Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's")
     return (term,) if gpu.unified else ()
@@ -225,7 +225,7 @@ def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
 
 
 def captured_sizes(settings: EngineSettings) -> tuple[list[int], list[int]]:
-    """The batch sizes captured as (piecewise, full) graphs, ascending; in modes FULL_* decode batches alone as full."""
+    """The batch sizes, ascending, captured as (piecewise, full) graphs; in FULL_* modes full ones hold decodes only."""
     sizes, mode = sorted(settings.cudagraph_capture_sizes), settings.cudagraph_mode
     decode_tokens = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
     full = [size for size in sizes if mode == "FULL" or size <= decode_tokens] if mode.startswith("FULL") else []

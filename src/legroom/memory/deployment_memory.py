@@ -50,7 +50,7 @@ class DeploymentMemory:
 
     @property
     def refused(self) -> Unsupported | None:
-        """Why vLLM refuses these settings; None where it takes them, or a memory check fails earlier in the start."""
+        """Why vLLM refuses these settings; None where it accepts them, or a memory check fails before that."""
         reason = self.unsupported
         return reason if reason and (self.failure is None or self.failure.id == reason.id) else None
 
@@ -218,7 +218,7 @@ def _at_best(rank: Layout, kv_bytes: int) -> Layout:
 
 
 def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int) -> int:
-    """Free bytes of the card at vLLM's first memory snapshot, beside what other processes hold."""
+    """Free bytes of the card at vLLM's first memory snapshot, when others hold `held_by_others_bytes`."""
     return gpu.total_bytes - overhead.held_at_start(model, settings, gpu).bytes - held_by_others_bytes
 
 

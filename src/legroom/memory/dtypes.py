@@ -21,7 +21,7 @@ _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
 def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of a KV cache element without scales: 1 where packed, the model's with `auto`; LegroomError if unknown."""
+    """Bytes of a KV cache element without scales: 1 if packed, `model_dtype`'s if `auto`; LegroomError if unknown."""
     if kv_cache_dtype == "auto":
         return dtype_bytes(model_dtype)
     if kv_cache_dtype in DTYPE_BYTES:
@@ -53,5 +53,5 @@ def head_token_bytes(
 
 
 def latent_token_bytes(width: int, kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of the MLA latent of one token, which has `width` elements."""
+    """Bytes of one token's MLA latent of `width` elements in this KV cache dtype (`auto`: the model's)."""
     return _PACKED_LATENT_BYTES.get(kv_cache_dtype) or width * cache_element_bytes(kv_cache_dtype, model_dtype)

@@ -92,7 +92,7 @@ class _Figure(Protocol[_Result_co]):
 
 
 def cached(inputs: Inputs) -> Callable[[_Figure[_Result]], _Figure[_Result]]:
-    """Cache a function of (model, settings, gpu, pp_rank) by the settings in `inputs`."""
+    """A decorator that caches a function of (model, settings, gpu, pp_rank) by the settings in `inputs`."""
 
     def decorate(figure: _Figure[_Result]) -> _Figure[_Result]:
         """The function with its results cached."""

@@ -141,7 +141,7 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
 
 
 def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
-    """The failure of a server under a host memory limit; None where it can run."""
+    """The failure of a server whose host memory limit is `limit_bytes`; None where that is enough to run."""
     if limit_bytes >= needs.least_bytes:
         return None
     return Failure(

@@ -75,13 +75,13 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:
-    """Whether all device memory outside torch counts, with the CUDA context: V0 in 0.6.4, V1 up to 0.9.0."""
+    """Whether the budget is charged with device memory of any process outside torch: V0 in 0.6.4, V1 up to 0.9.0."""
     release = settings.release
     return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 
 
 def counts_runner_buffers(settings: EngineSettings) -> bool:
-    """Whether the model runner's buffers count as non-torch memory: 0.27+ charges the drop of free memory."""
+    """Whether the model runner's buffers count as non-torch memory: 0.27+ charges the whole drop of free memory."""
     return settings.engine == "V1" and settings.release.at_least("0.27.0")
 
 
@@ -216,7 +216,7 @@ def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
 
 
 def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
-    """Bytes of the checkpoint's page cache in unified memory, beyond what the GPU does not count; 0 on other cards."""
+    """Bytes of the checkpoint's page cache in the GPU's part of unified memory, after the rest; 0 on other cards."""
     return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes)) if gpu.unified else 0
 
 
@@ -242,7 +242,7 @@ def host_note(settings: EngineSettings, gpu: Gpu) -> str:
 
 
 def _unified_system_bytes(gpu: Gpu) -> int:
-    """Bytes of a unified memory that the operating system uses, by its size (fitted); for such GPUs only."""
+    """Bytes of unified memory that the operating system uses (fitted by its size); valid for such GPUs only."""
     fit = constants()["unified"]
     whole = max(gpu.total_bytes, gpu.host_total_bytes)
     return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))

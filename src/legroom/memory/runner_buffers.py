@@ -50,7 +50,7 @@ def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
 
 
 def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """Bytes of torch's segments that no tensor uses after the profile run: reserved but unallocated."""
+    """Bytes that torch has reserved but not allocated after the profile run: the unused rests of its segments."""
     measured = constants()["segment_rests"]
     if settings.quantization == "mxfp4":
         return int(measured["mxfp4_mib"] * MIB)

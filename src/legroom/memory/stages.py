@@ -29,7 +29,7 @@ def stage_range(num_layers: int, settings: EngineSettings, stage: int) -> range:
 
 
 def _written_partition(text: str, num_layers: int, stages: int) -> tuple[int, ...]:
-    """VLLM_PP_LAYER_PARTITION as layers of each stage; raises LegroomError where it does not fit the model."""
+    """The layers per stage that VLLM_PP_LAYER_PARTITION (`text`) lists; LegroomError if they are not the model's."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -84,5 +84,5 @@ def scaling_policy(least: int, most: int, start_s: float, requests_at_once: floa
 
 
 def _clamped_seconds(seconds: float, least: int, most: int) -> int:
-    """Seconds, rounded up and clamped to `least` and `most`."""
+    """Seconds rounded up, but at least `least` and at most `most`."""
     return int(min(max(math.ceil(seconds), least), most))

@@ -83,7 +83,7 @@ def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | Non
 
 
 def _predictions(planned: Plan) -> dict[str, int]:
-    """The planned bytes by name of the memory term, KV cache included."""
+    """The planned bytes of each memory term, and of the KV cache, by the names that observations use."""
     layout = planned.layout
     return {
         "weights_bytes": layout.weights.bytes,

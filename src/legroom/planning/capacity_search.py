@@ -395,7 +395,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """(how many utilizations were tried, the candidate at the one nearest the default that meets the goal, or [])."""
+    """(how many utilizations were tried, [the candidate at the one nearest the default that meets the goal] or [])."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.

@@ -82,7 +82,7 @@ class FileServer:
 def started_servers(
     path: str, text: str, release: Release | None = None
 ) -> tuple[list[StartedServer], list[InvokedCommand], Unread | None]:
-    """(the servers that a file starts, its other commands, why the file could not be read at all or None)."""
+    """(the servers that the file `path` with this text starts, its other commands, why it was unreadable or None)."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))

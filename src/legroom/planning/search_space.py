@@ -136,7 +136,7 @@ class FlagCombination:
     """Free memory beside the CUDA context and other processes."""
 
     def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
-        """KV cache bytes of every pipeline stage, less the fraction `band_kept` of the error band."""
+        """KV cache bytes of every pipeline stage at this utilization, less `band_kept` (0 to 1) of the error band."""
         if self.settings.kv_cache_memory_bytes is not None:
             return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
         shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)

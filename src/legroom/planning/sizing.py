@@ -184,7 +184,7 @@ def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[
 
 
 def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:
-    """The price per hour of the GPUs of a row; None where the card has no price or the model does not fit."""
+    """Dollars per hour for all GPUs of a row; None where the card has no price or the model does not fit."""
     price = prices.get(fit.gpu.name)
     return price.usd_per_hour * fit.count if price and fit.count else None
 

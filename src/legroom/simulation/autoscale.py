@@ -207,7 +207,7 @@ class _Replica:
         self.stored += steps * len(self.running)
 
     def _remove(self, request: _Served) -> None:
-        """Take a request out of the running list and its tokens out of the pool's total."""
+        """Takes a request off the running list, and its tokens out of the replica's total of stored tokens."""
         self.running.remove(request)
         self.stored -= request.tokens + self.step - request.admitted_step
 
@@ -262,7 +262,7 @@ class _Controller:
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
     def _proposed_replicas(self, total: float, target: float) -> int:
-        """The HPA's replica count for a metric's sum and its target per replica; unchanged within TOLERANCE."""
+        """The HPA's replica count for a metric's `total` and its `target` per replica; unchanged within TOLERANCE."""
         ratio = total / (self.replicas * target)
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 

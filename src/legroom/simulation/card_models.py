@@ -187,7 +187,7 @@ def models_on_card(
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
-    """At least how many bytes the checkpoint's weights take, from catalog figures alone, without its config."""
+    """A lower bound of the weights in bytes, from the catalog's figures, so that no config need be read."""
     root = find(bundled.base) if bundled.base else bundled
     config = bundled.entry.get("config", {})
     scheme = bundled.entry.get("quantization") or {**config.get("text_config", {}), **config}.get("quantization_config")

@@ -60,7 +60,7 @@ def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Cand
 
 
 def _searched_limit(flags: dict[str, Any]) -> int | None:
-    """The max_num_seqs searched, otherwise the max_num_batched_tokens; None where neither was searched."""
+    """The max_num_seqs among a candidate's flags, else the max_num_batched_tokens; None where it has neither."""
     return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
 
 

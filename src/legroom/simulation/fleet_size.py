@@ -454,6 +454,6 @@ def fleet_report(
 
 
 def _band_json(band: Money | None) -> dict[str, float | None] | None:
-    """Figures rounded to four decimals under low, middle and high; None where there are none."""
+    """(low, middle, high) figures by these names, rounded to four decimals; None for None."""
     names = ("low", "middle", "high")
     return band and {name: figure and round(figure, 4) for name, figure in zip(names, band, strict=True)}

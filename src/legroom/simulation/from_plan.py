@@ -60,7 +60,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """The settings with one full-attention group whose pool holds as many requests of mean length; faster to replay."""
+    """Scheduler settings `flags` with one full-attention group that holds as many mean requests; faster to replay."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:

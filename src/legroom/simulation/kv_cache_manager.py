@@ -38,7 +38,7 @@ class FullAttentionManager:
         return hit
 
     def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
-        """How many free blocks the request takes to hold `required` blocks; free ones of its cache `hit` count."""
+        """How many free blocks the request, with `num_computed` tokens, takes for `required` blocks, `hit` included."""
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         new = max(required - max(skipped, len(hit) + num_held), 0)
@@ -267,7 +267,7 @@ class KVCacheManager:
         return True
 
     def _stable_until_tokens(self, request: Request, computed: int, num_tokens: int) -> int:
-        """The request's length in tokens up to which no group allocates, frees or caches a block."""
+        """The request's length up to which no group changes its blocks, when `computed` of `num_tokens` have run."""
         block_size = self.settings.block_size
         if min(num_tokens, request.num_tokens) // block_size < num_tokens // block_size:
             return 0

@@ -181,7 +181,7 @@ class Scheduler:
     def _admit(
         self, request: Request, output: SchedulerOutput, budget: int, threshold: int, hit: Hit | None, hit_tokens: int
     ) -> int:
-        """Starts a waiting request with its prefix cache `hit` and returns the tokens it gets; 0 if it does not fit."""
+        """Starts a waiting request with its cache `hit`; returns its tokens in this step, 0 if it does not fit."""
         settings = self.settings
         num_computed = request.num_computed_tokens + hit_tokens
         if settings.remote_prefill and request.num_preemptions == 0:
@@ -211,7 +211,7 @@ class Scheduler:
         return num_new_tokens
 
     def _can_free(self, request: Request) -> bool:
-        """Whether the request's blocks could be reused at once if it were freed."""
+        """Whether the request's blocks can be freed now; always, unless a subclass still needs them."""
         return True
 
     def _free(self, request: Request) -> None:

@@ -84,7 +84,7 @@ class SchedulerSettings:
             self._check_v0()
 
     def _check_v0(self) -> None:
-        """Raise for a setting that the simulation of the V0 engine does not cover."""
+        """Raises LegroomError for a setting that the simulation of the V0 engine does not cover."""
         for is_set, what in (
             (self.enable_chunked_prefill, "chunked prefill"),
             (self.enable_prefix_caching, "prefix caching"),

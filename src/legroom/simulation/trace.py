@@ -221,7 +221,7 @@ class Trace:
 
 
 def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int) -> None:
-    """Raises LegroomError, naming the request, where a value of the column is below `minimum` or not finite."""
+    """Raises LegroomError, naming field `name` and request, if a value is below `minimum` or not finite."""
     # The sum detects NaN and infinity, which min() may miss.
     if min(column) >= minimum and isfinite(sum(column)):
         return

@@ -246,7 +246,7 @@ def head_kind(config: Mapping[str, Any] | None) -> str:
 
 
 def predicts_itself(method: str) -> bool:
-    """Whether this speculative method drafts with the model's own MTP layers."""
+    """Whether this speculative method drafts with MTP layers of the model itself."""
     return method.endswith(_PREDICTORS)
 
 

@@ -45,7 +45,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """V1's default max_num_batched_tokens after its adjustments; `tokens`: the card's default, `seqs`: max_num_seqs."""
+    """V1's default max_num_batched_tokens; `tokens`: the card's, `seqs`: max_num_seqs, `chunked`: chunked prefill."""
     # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
     shares_experts = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
     is_batched = shares_experts and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL

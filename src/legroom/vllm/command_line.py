@@ -78,7 +78,7 @@ def flags_in(words: Sequence[str]) -> dict[str, str]:
 
 
 def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
-    """The last value of one flag in `words[flags_at:]` as written; "" for a switch, None where the flag is absent."""
+    """The last value of the flag of this dest in `words[flags_at:]`, as written; "" for a switch, None if absent."""
     values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
     return values[-1] if values else None
 
@@ -162,7 +162,7 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
 
 
 def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
-    """One setting as the release's flag; empty for a switch that is off, None where the release has no such flag."""
+    """The setting of this dest as the release's flag; empty for a switch that is off, None without such a flag."""
     flag = _by_dest(release).get(dest)
     return None if flag is None else flag_words(flag, value)
 
@@ -204,7 +204,7 @@ def flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def joined(name: str, values: Sequence[str]) -> list[str]:
-    """A flag and its values as words; a value that starts with a dash is joined by `=`."""
+    """A flag and its values as words; joined by `=` where a value starts with a dash."""
     return [f"{name}={values[0]}"] if len(values) == 1 and looks_like_flag(values[0]) else [name, *values]
 
 

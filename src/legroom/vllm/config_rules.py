@@ -80,7 +80,7 @@ def _json_refusals(flag: str, class_name: str, key: str, item: Any, fields: Mapp
 
 
 def _is_choice(item: Any, choices: list[Any]) -> bool:
-    """Whether a value is one of an enum's choices: by name in upper case, or as an int by its position in the list."""
+    """Whether the value is one of an enum's choices: by name, upper-cased, or as an int by its position in the list."""
     if item in choices or (isinstance(item, str) and item.upper() in choices):
         return True
     return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < len(choices)

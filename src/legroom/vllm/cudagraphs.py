@@ -39,7 +39,7 @@ def captured_graphs(
 
 
 def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
-    """Whether the release subtracts a CUDA graph estimate from the KV cache budget (0.18.0+)."""
+    """Whether the release subtracts a CUDA graph estimate from the KV cache budget (0.18.0+, `mode` not NONE)."""
     if engine == "V0" or release.before("0.18.0") or mode == "NONE":
         return False
     asked = env_flag(args, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")

@@ -69,7 +69,7 @@ def _plain_number(match: re.Match[str]) -> str:
 
 
 def read_pairs(text: str) -> dict[str, int]:
-    """`image=2,video=1`, the syntax of limits up to 0.9; BadValue otherwise."""
+    """The dict of `image=2,video=1`, the syntax of limits up to 0.9; BadValue for other text."""
     pairs: dict[str, int] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")

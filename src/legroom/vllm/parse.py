@@ -219,7 +219,7 @@ def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]
 
 
 def _read_optimization(token: str, reader: FlagReader) -> None:
-    """-O3, -O=3, -O 3: a compilation level up to 0.11.2, an optimization level since; also -O '{json}'."""
+    """Reads -O3, -O=3, -O 3: a compilation level up to 0.11.2, an optimization level since; also -O '{json}'."""
     text = token[2:].removeprefix("=")
     if not text and reader.has_value_next():
         text = reader.take_token()
@@ -289,7 +289,7 @@ def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
 
 
 def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
-    """Report a flag that the release does not have, and skip its value."""
+    """Records the flag `name`, which the release does not have, as a problem, and skips its value."""
     positive = "--" + name[5:] if name.startswith("--no-") else name
     if any(problem.flag == name for problem in reader.problems):
         pass
@@ -352,7 +352,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
-    """Stores a JSON flag's key (`--x.key V`) or list items (`--x.list+ a,b`); without `value` the next word is read."""
+    """Stores key `path` of a JSON flag (`--x.key V`), or list items (`--x.list+ a,b`); no `value`: of the next word."""
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return

@@ -232,7 +232,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
-    """The method of --quantization; None if not given or if the checkpoint's method (`declared`) overrides it."""
+    """The method of --quantization (`flag`); None if empty or if the checkpoint's (`declared`) overrides it."""
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
     takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
     return None if accepted == () or declared in _RENAMED or takes_any else flag or None
@@ -360,7 +360,7 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
 
 
 def _eplb_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where expert load balancing meets a method whose experts cannot be moved between ranks."""
+    """A reason where expert load balancing (EPLB) meets a method whose experts cannot be moved between ranks."""
     if not (is_given(settings.given, "--enable-eplb") and traits(model).moe):
         return
     scheme = model.quantization
@@ -444,7 +444,7 @@ def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Re
 
 
 def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) -> bool:
-    """Whether the release has this Marlin method and its kernel runs the scheme on the card."""
+    """Whether the release has the method `marlin`, such as awq_marlin, and its kernel runs the scheme on the card."""
     known = quantization_method(marlin, release)
     if known is None or gpu.vendor != "nvidia":
         # 0.14+ accepts the name on AMD cards and runs other kernels.

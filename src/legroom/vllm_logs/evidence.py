@@ -155,7 +155,7 @@ def _is_mention(role: Role, line: LogLine, start: int) -> bool:
 
 
 def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
-    """Whether a line is prose that names a function of the start-up, but no failure in it."""
+    """Whether a sentence names a function of the start-up without saying that anything failed there."""
     if line.at or line.process or line.rank is not None or not (message.phase or "").startswith("startup"):
         return False
     is_prose = line.text.count(" ") >= _FEWEST_WORDS_OF_SENTENCE and 'File "' not in line.text

@@ -188,7 +188,7 @@ class LogLine:
 
 
 def read_line(number: int, raw: str) -> LogLine:
-    """A log line: its number and its text, with process, rank, pid and time as its prefixes state them."""
+    """The log line of this number and text (`raw`), with process, rank, pid and time read from its prefixes."""
     text = server_text(raw)
     head = text[:400]
     process = _process_label(head) if "pid=" in head else None

@@ -123,7 +123,7 @@ class Scanner:
         return True
 
     def _mark_finder(self) -> LiteralFinder:
-        """The finder of every mark that is not sampled."""
+        """The finder of every mark but those of which only samples are read."""
         if self._finder is None:
             self._finder = _finder_without(frozenset(self._sampled))
         return self._finder

@@ -204,7 +204,7 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
 
 
 def _nemotron_h_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's feed-forward block by hybrid_override_pattern; None for a Mamba or attention layer."""
+    """The blocks of `count` layers by hybrid_override_pattern; None for a Mamba or attention layer."""
     pattern = config.get("hybrid_override_pattern")
     letters = (
         pattern.replace("|", "")
@@ -231,7 +231,7 @@ _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 
 def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's MLP by `block_configs`; None where the config omits it or replaces it by a linear layer."""
+    """The MLPs of `count` layers by `block_configs`; None where it omits one or replaces it by a linear layer."""
     hidden = int_field(config, "hidden_size")
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
@@ -246,7 +246,7 @@ def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts at every `expert_layer_period`-th layer, a dense MLP at the others."""
+    """The blocks of `count` layers: experts at every `expert_layer_period`-th one, a dense MLP at the others."""
     dense, experts = _dense_block(config, ""), _expert_block(config, "")
     period = int_field(config, "expert_layer_period", default=2)
     offset = int_field(config, "expert_layer_offset", low=0, default=1)
@@ -254,7 +254,7 @@ def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """For every layer the same block: experts with a shared MLP, a shared MLP alone, or None."""
+    """The same block for all `count` layers: experts with a shared MLP, a shared MLP alone, or None."""
     hidden, experts = int_field(config, "hidden_size"), _expert_block({**config, "shared_intermediate_size": 0}, "")
     width = _first_int(config, ("shared_intermediate_size",))
     shared = Dense(hidden, width) if width else None
@@ -262,7 +262,7 @@ def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | No
 
 
 def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's dense MLP of its own width, in parallel to experts where the model has them."""
+    """The dense MLPs, of widths that may differ, of `count` layers, beside experts where the model has them."""
     hidden, width = int_field(config, "hidden_size"), _mlp_width(config, "gemma4")
     widths = config.get("intermediate_size")
     own_widths = dict(enumerate(widths)) if isinstance(widths, (list, tuple)) else {}
@@ -278,14 +278,14 @@ def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
 
 
 def _llama4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts at the layers that the config lists, a dense MLP of its own width at the others."""
+    """The blocks of `count` layers: experts where the config lists them, a dense MLP of its own width elsewhere."""
     width = _first_int(config, ("intermediate_size_mlp",)) or _mlp_width(config, "llama4")
     dense, experts = Dense(int_field(config, "hidden_size"), width), _expert_block(config, "Llama4ForCausalLM")
     return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 
 
 def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts at the sparse layers; at the others a dense MLP of the width that LFM2 rounds up."""
+    """The blocks of `count` layers: experts at sparse ones, else a dense MLP of the width that LFM2 rounds up."""
     width = _first_int(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
@@ -295,7 +295,7 @@ def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts, with any residual MLP, at every `moe_layer_frequency`-th layer; a dense MLP at the others."""
+    """The blocks of `count` layers: experts, with any residual MLP, at every `moe_layer_frequency`-th, else dense."""
     dense, experts = _dense_block(config, ""), _expert_block(config, "")
     step = max(_first_int(config, ("moe_layer_frequency",)), 1)
     residual = Dense(dense.hidden_size, dense.hidden_size) if config.get("use_residual") else None
@@ -304,13 +304,13 @@ def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
 
 
 def _phi3_small_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """A dense MLP for each layer, as Phi-3-small's config names its width."""
+    """The dense MLPs of `count` layers, as wide as Phi-3-small's config states."""
     width = _first_int(config, ("ff_intermediate_size",)) or _mlp_width(config, "phi3small")
     return (Dense(int_field(config, "hidden_size"), width, True, True),) * count
 
 
 def _deepseek_v4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts for each layer, the first `num_hash_layers` routed by token id; a dense MLP without experts."""
+    """The blocks of `count` layers: experts, the first `num_hash_layers` routed by token id; dense without experts."""
     experts = _expert_block(config, "")
     if experts is None:
         return (_dense_block(config, ""),) * count

@@ -95,7 +95,7 @@ def nested_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of the config with values replaced; nested `*_config` sections are merged, as in vLLM."""
+    """A copy of the config with values replaced by `overrides`; nested `*_config` sections are merged, as in vLLM."""
     changed = dict(config)
     for key, value in (overrides or {}).items():
         inside = isinstance(value, Mapping) and isinstance(changed.get(key), Mapping) and key.endswith("_config")
@@ -142,7 +142,7 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The language model's model type: `llama` for the type `llava (llama text)`, `gemma3_text` for `gemma3`."""
+    """The model type of the language model: `llama` for `llava (llama text)`, `gemma3_text` for `gemma3`."""
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     described = re.fullmatch(r"\S+ \((\S+) text\)", model_type)
     if described:
@@ -151,9 +151,9 @@ def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return f"{model_type}_text" if model_type not in defaults and f"{model_type}_text" in defaults else model_type
 
 
-def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
-    """The field as a whole number from `low` on, a list's largest, else `default`; LegroomError if missing or wrong."""
-    value = text.get(name)
+def int_field(config: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
+    """The config's field `name` (a list's largest item) if `low` or more, else `default`; or LegroomError."""
+    value = config.get(name)
     if value is None:
         if default is not None:
             return default
@@ -172,6 +172,6 @@ def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int 
     return value
 
 
-def optional_int(text: Mapping[str, Any], name: str) -> int | None:
-    """A whole number of the config; None where it is missing, LegroomError where it is implausible."""
-    return None if text.get(name) is None else int_field(text, name)
+def optional_int(config: Mapping[str, Any], name: str) -> int | None:
+    """The config's field `name` as a whole number; None where it is missing, LegroomError where it is implausible."""
+    return None if config.get(name) is None else int_field(config, name)

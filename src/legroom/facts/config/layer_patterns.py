@@ -35,17 +35,17 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 """Interleaved families: the first layer of every N has full attention."""
 
 
-def mixer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
+def mixer_kinds(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
     """Each layer's kind (full, sliding, mamba2, gdn, none ...) by the text model's config; LegroomError for too few."""
-    count = int_field(text, "num_hidden_layers")
-    model_type = str(text.get("model_type") or "")
-    kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
+    count = int_field(config, "num_hidden_layers")
+    model_type = str(config.get("model_type") or "")
+    kinds = _written_pattern(config, count, model_type) or _block_pattern(config)
     if not kinds:
-        known = _state_space_pattern(text, count, model_type, architecture) or _interleaved(text, count, model_type)
+        known = _state_space_pattern(config, count, model_type, architecture) or _interleaved(config, count, model_type)
         kinds = (
-            _pattern_of_counts(text, count, model_type, known)
+            _pattern_of_counts(config, count, model_type, known)
             or known
-            or ("sliding" if _is_all_sliding(text, model_type) else "full",) * count
+            or ("sliding" if _is_all_sliding(config, model_type) else "full",) * count
         )
     if len(kinds) < count:
         hint = "check layer_types in the config.json"
@@ -53,25 +53,25 @@ def mixer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
     return kinds[:count]
 
 
-def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """Each layer's kind from `layer_types` or one of its alternative fields; empty without one."""
+def _written_pattern(config: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
+    """The kinds of `count` layers from `layer_types` or one of its alternative fields; empty where all are missing."""
     linear = _linear_kind(model_type)
     for key in ("layer_types", "layers_block_type", "layer_type_list"):
-        types = text.get(key)
+        types = config.get(key)
         if isinstance(types, list) and types:
             kinds = tuple(_NAMES.get(str(kind), str(kind)) for kind in types)
             mamba = "mamba2" if model_type != "jamba" else "mamba1"
             named = tuple({"linear": linear, "mamba": mamba, "mamba+full": f"{mamba}+full"}.get(k, k) for k in kinds)
-            return _without_window(named, text)
-    pattern = text.get("hybrid_override_pattern")
+            return _without_window(named, config)
+    pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
         return tuple({"M": "mamba2", "*": "full", "-": "none", "E": "none"}.get(letter, "none") for letter in pattern)
-    pattern = text.get("hybrid_layer_pattern")
+    pattern = config.get("hybrid_layer_pattern")
     if isinstance(pattern, list) and pattern:
         return tuple("sliding" if flag == 1 else "full" for flag in pattern)
-    if isinstance(text.get("attn_type_list"), list):
-        return tuple("full" if flag == 1 else "lightning" for flag in text["attn_type_list"])
-    linear_config = text.get("linear_attn_config")
+    if isinstance(config.get("attn_type_list"), list):
+        return tuple("full" if flag == 1 else "lightning" for flag in config["attn_type_list"])
+    linear_config = config.get("linear_attn_config")
     if isinstance(linear_config, Mapping) and isinstance(linear_config.get("kda_layers"), list):
         kda = set(linear_config["kda_layers"])
         return tuple("kda" if index + 1 in kda else "full" for index in range(count))
@@ -96,16 +96,16 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usu
     return _without_window(tuple("full" if index in ends else other for index in range(count)), text)
 
 
-def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
+def _without_window(kinds: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers' kinds, each `sliding` one as `full` where the config has no sliding_window."""
-    if text.get("sliding_window") is not None:
+    if config.get("sliding_window") is not None:
         return kinds
     return tuple("full" if kind == "sliding" else kind for kind in kinds)
 
 
-def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
+def _block_pattern(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The pattern from `block_configs` (DeciLM, Nemotron-NAS), where a layer may have no attention; else empty."""
-    blocks = text.get("block_configs")
+    blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
         return ()
     if any("block_type" in block for block in blocks):
@@ -116,7 +116,7 @@ def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
-    """Each layer's kind in a hybrid or state-space model; empty for other models."""
+    """Each of `count` layers' kind in a hybrid or state-space model, by its text config; empty for other models."""
     if model_type in ("mamba", "falcon_mamba"):
         return ("mamba1",) * count
     if model_type == "mamba2" or architecture == "Mamba2ForCausalLM":
@@ -151,19 +151,19 @@ def _linear_kind(model_type: str) -> str:
     return kinds.get(model_type, "gdn")
 
 
-def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """The pattern of families that interleave sliding or chunked layers with full ones; empty for others."""
+def _interleaved(config: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
+    """The kinds of `count` layers in families that mix sliding or chunked layers with full ones; empty for others."""
     if model_type in ("llama4", "llama4_text"):
-        rope = text.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(count)]
-        chunk = text.get("attention_chunk_size", 8192)
+        rope = config.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(count)]
+        chunk = config.get("attention_chunk_size", 8192)
         return tuple("chunked" if flag and chunk else "full" for flag in rope)
-    if text.get("sliding_window") is None:
+    if config.get("sliding_window") is None:
         return ()
-    written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
+    written = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
     family = model_type.removesuffix("_text")
-    words = str(text.get("layer_pattern") or "")  # `3 sliding : 1 full`
+    words = str(config.get("layer_pattern") or "")  # `3 sliding : 1 full`
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
     told = int(ratio.group(1)) + 1 if ratio else 2 if words.startswith("alternating") else None
     every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(family) or told
@@ -176,9 +176,9 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     return tuple("full" if index % first == 0 else "sliding" for index in range(count)) if first else ()
 
 
-def _is_all_sliding(text: Mapping[str, Any], model_type: str) -> bool:
+def _is_all_sliding(config: Mapping[str, Any], model_type: str) -> bool:
     """Whether every layer has the config's sliding_window (Mistral-7B-v0.1, Phi-3; Qwen with use_sliding_window)."""
-    window = text.get("sliding_window")
+    window = config.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return False
-    return not (model_type.startswith("qwen") and not text.get("use_sliding_window"))
+    return not (model_type.startswith("qwen") and not config.get("use_sliding_window"))

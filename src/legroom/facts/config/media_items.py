@@ -63,7 +63,7 @@ class _Grid:
         return MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)
 
     def _pixel_limited_item(self, kind: str, spec: Config) -> MediaItem:
-        """Qwen-VL: the largest image has max_pixels; a video shares them among pairs of frames."""
+        """Qwen-VL's largest image (max_pixels) or video (whose pairs of frames share them), by `kind`."""
         unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
         inflated = int(tokens * float(spec.get("inflated", 1)))
@@ -72,7 +72,7 @@ class _Grid:
         return MediaItem(kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within)
 
     def _sampled_video(self, kind: str, spec: Config) -> MediaItem:
-        """GLM-V's video with the most tokens; `lengths` of the item are the tokens for each number of frames."""
+        """GLM-V's video of the most tokens; its `lengths` are the tokens for each number of frames up to the limit."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
         # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in pairs.
         unit = self.patch * self.merge
@@ -87,7 +87,7 @@ class _Grid:
         return MediaItem(kind, max(by_frames), max(by_frames) * self.merge**2, lengths=tuple(by_frames))
 
     def _growing_video(self, kind: str, spec: Config) -> MediaItem:
-        """A video of as many frames as max_model_len allows; `steps` of the spec says what each step of frames adds."""
+        """A video of up to max_frames frames; `steps` in `spec` (of towers.json) says what each step of frames adds."""
         step = self._one_tile_image() if spec["steps"] == "tile" else self.largest_item("image", spec["steps"])
         return MediaItem(
             kind,
@@ -108,7 +108,7 @@ class _Grid:
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
     def _tiled_image(self, kind: str, spec: Config) -> MediaItem:
-        """InternVL: an image of the most tiles, with a thumbnail where it has several."""
+        """InternVL's image of the most tiles, and a thumbnail where it has several; `spec`: its row of towers.json."""
         processor = self._processor_config("image")
         tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])
         if "crop_to_patches" in processor:
@@ -129,7 +129,7 @@ class _Grid:
         return 0
 
     def _processor_config(self, kind: str) -> Config:
-        """The processor's settings for images or videos; empty where the checkpoint has none."""
+        """The processor's settings for images or videos (`kind`); empty where the checkpoint has none."""
         said = self.config.get(PROCESSOR_KEY)
         found = said.get(kind) if isinstance(said, Mapping) else None
         return found if isinstance(found, Mapping) else {}

@@ -126,7 +126,7 @@ class _Encoder:
         return len(tapped) if isinstance(tapped, (list, tuple)) else 0
 
     def norm(self, name: str, size: int, count: int = 1) -> Linear:
-        """The weights of `count` norms; with a bias where the encoder uses LayerNorm and not RMSNorm."""
+        """`count` norms of `size` values, named `name`; with a bias where the encoder uses LayerNorm, not RMSNorm."""
         return Linear(name, size, bias="layer_norm" in self.styles, count=count)
 
 
@@ -168,7 +168,7 @@ def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
 
 
 def _audio_tower(audio: Config, width: int) -> Modality:
-    """Whisper's encoder, as Qwen-Audio, Ultravox and Voxtral use it: two convolutions over mel bins, then blocks."""
+    """Whisper's encoder, as Qwen-Audio, Ultravox and Voxtral use it; `width`: the language model's hidden size."""
     hidden, layers = int_field(audio, "d_model"), int_field(audio, "encoder_layers")
     inner = int(audio.get("encoder_ffn_dim") or 4 * hidden)
     heads = int(audio.get("encoder_attention_heads") or 20)
@@ -234,7 +234,7 @@ def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
 
 
 def _mlp(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
-    """The weights of a projector's two layers, from `inputs` to `width` to `width`; `split`: over TP ranks."""
+    """A projector's two layers, `inputs` to `width` to `width`; `bias`: with biases; `split`: over TP ranks."""
     pair = [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
     return pair if split else [replace(weight, split="") for weight in pair]
 

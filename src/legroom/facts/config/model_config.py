@@ -22,7 +22,7 @@ _TextConfig = Mapping[str, Any]  # The language model's part of a config.json, u
 
 
 def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
-    """The model of a config.json; LegroomError where it describes none."""
+    """The model of a config.json; `source`: where that is from, for the user. LegroomError where it describes none."""
     if not isinstance(config, Mapping) or not config:
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
     try:
@@ -32,7 +32,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
 
 
 def _described_model(config: Mapping[str, Any], name: str, source: str) -> Model:
-    """The model that the fields of a config.json describe; any error where one is not of its kind."""
+    """The model of a config.json, named `name`, read from `source`; any exception if a field has a wrong type."""
     text = fields.canonical_text_config(config)
     architecture = architecture_of(config, text)
     layer_mixers = mixers(text, architecture)
@@ -144,7 +144,7 @@ def derived_max_len(text: _TextConfig, *, yarn_multiplies: bool = False) -> int:
 
 
 def _config_length(text: _TextConfig, key: str) -> int:
-    """The field as a number of tokens; an error where it is no number of at least 1."""
+    """The config's field `key` as a number of tokens; LegroomError where it is no number of at least 1."""
     value = text[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
         raise LegroomError(f"{key} in the model config is {value!r}, not a length", "check the config.json")
@@ -152,7 +152,7 @@ def _config_length(text: _TextConfig, key: str) -> int:
 
 
 def _rope_parameters(text: _TextConfig) -> Iterator[Mapping[str, Any]]:
-    """The rope parameters: one set, or one per layer type (Gemma-3, Gemma-4)."""
+    """Each set of RoPE parameters in the config: one, or one per layer type (Gemma-3, Gemma-4)."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
         if not isinstance(rope, Mapping):

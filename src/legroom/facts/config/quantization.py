@@ -72,7 +72,7 @@ def _method_name(section: Config) -> str:
 
 
 def _int_or_default(section: Config, *names: str, default: int) -> int:
-    """The first of these fields that is a number, else the default."""
+    """The first of the section's fields `names` that is a number, else `default`."""
     values = (section.get(name) for name in names)
     return next((int(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), default)
 

@@ -55,7 +55,7 @@ def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) ->
 
 
 def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """How many items like this one the encoder batch of the profile run has, at least 1; `budget`: encoder tokens."""
+    """How many items like this one fit into the profile run's `budget` of encoder tokens; at least 1."""
     per_prompt = items_per_prompt(settings, item.kind)
     if settings.release.before("0.10.0"):
         return max(1, min(cdiv(budget, item.tokens), settings.max_num_seqs * per_prompt))
@@ -74,7 +74,7 @@ def items_per_prompt(settings: EngineSettings, kind: str) -> int:
 
 
 def _release_items(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:
-    """The media items of the encoder that exist in this release; one of its largest size where none are listed."""
+    """The encoder's media items that exist in this release; where none are listed, one of the largest size."""
     if not tower.items:
         patches = tower.patch_tokens_per_item or tower.max_tokens_per_item
         return (MediaItem(tower.kind, tower.max_tokens_per_item, patches),)
@@ -87,7 +87,7 @@ def _exists_in(part: MediaItem | LiveTensors, release: Release) -> bool:
 
 
 def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
-    """The item as large as the profile run builds it; an "image" among the `allowed` media kinds shortens videos."""
+    """The item as large as the profile run builds it; if "image" is among the `allowed` media, videos are shorter."""
     item = _with_processor_limits(item, settings)
     options = (settings.given.limit_mm_per_prompt or {}).get(item.kind)
     options = options if isinstance(options, Mapping) else {}

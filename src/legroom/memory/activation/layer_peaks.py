@@ -105,7 +105,7 @@ def layer_peaks(model: Model, start: int, stop: int, execution: Execution) -> tu
 
 
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token and rank of a mixer's tensors that are still alive while the graph piece after it runs."""
+    """Elements per token and rank of a mixer's tensors that stay alive while the next graph piece (the MLP) runs."""
     if mixer is None:
         return 0
     if not isinstance(mixer, StateSpace):
@@ -118,7 +118,7 @@ def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token and rank of a mixer's tensors that are still alive when the next mixer starts."""
+    """Elements per token and rank of a mixer's tensors that are still alive when the next layer's mixer starts."""
     kept = held_by_mixer(mixer, model_type, ranks)
     for gated in recurrent([mixer]):
         if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
@@ -233,7 +233,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
-    """Live elements per token and rank while Triton tunes the kernels of the first Mamba-2 layer, on a first start."""
+    """Live elements per token while Triton tunes the first Mamba-2 layer (of `hidden` inputs) on a first start."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 
@@ -320,7 +320,7 @@ def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
-    """Whether DeepGEMM runs block-wise fp8 experts, `inner` x `width` (Hopper, data-centre Blackwell; 0.20+)."""
+    """Whether DeepGEMM (0.20+) runs an expert's `inner` x `width` matrices in block-wise FP8 (Hopper, Blackwell)."""
     scheme = model.quantization
     if scheme is None or scheme.block is None or (scheme.experts_bits or scheme.weight_bits) != 8:
         return False

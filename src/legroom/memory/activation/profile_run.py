@@ -23,7 +23,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start, with torch.compile and Triton tuning kernels; never below the warm one."""
+    """The activation peak of a first start, on which torch.compile and Triton tune kernels; at least a later one's."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, settings.release)
     copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
@@ -57,7 +57,7 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
 
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """A first start's peak where torch may keep and vLLM charge it (0.27+, on NVIDIA up to 0.31); else 0."""
+    """Bytes of a first start's peak, if torch may keep and vLLM charge them (0.27+, on NVIDIA up to 0.31); else 0."""
     release, cold = settings.release, activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
@@ -72,7 +72,7 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def is_compiled(settings: EngineSettings) -> bool:
-    """Whether torch.compile runs the model: the V1 engine, without --enforce-eager, compilation mode 0 and -O0."""
+    """Whether torch.compile runs the model: on V1, unless switched off (--enforce-eager, compilation mode 0, -O0)."""
     is_on = compilation_level(settings.given, settings.release) != 0
     return settings.engine == "V1" and not settings.enforce_eager and is_on
 
@@ -173,7 +173,7 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[p
 
 
 def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """(peak bytes of the forward pass over this stage's layers and those of the draft, the terms that make it up)."""
+    """(peak bytes of the forward pass through this stage's layers and the draft's, the terms that it is the sum of)."""
     width, tokens = dtype_bytes(settings.dtype), settings.max_num_batched_tokens
     scratch = peaks.expert_scratch(model, settings, gpu)
     best = 0

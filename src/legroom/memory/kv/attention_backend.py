@@ -26,7 +26,7 @@ class Backend:
 
 
 def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
-    """The attention layers' backend and its block sizes; "FLASH_ATTN" stands for most that are not MLA."""
+    """The attention layers' backend, with its block sizes; most that are not MLA are given as "FLASH_ATTN"."""
     release = settings.release
     mixers = [layer.mixer for layer in model.distinct_layers]
     if latents := latent(mixers):
@@ -50,7 +50,7 @@ def _intel_page(model: Model, settings: EngineSettings) -> int:
 
 
 def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, release: Release) -> int:
-    """Tokens per block that FlashAttention takes: one fixed size for FA4's wide heads (0.32+), else 16."""
+    """Tokens per block that FlashAttention's kernel takes: one fixed size for FA4's wide heads (0.32+), else 16."""
     if release.before("0.32.0"):
         return DEFAULT_BLOCK_SIZE
     named, major = named_backend(settings.given, release), gpu.compute_capability[0]

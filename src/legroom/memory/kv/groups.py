@@ -100,7 +100,7 @@ def cache_groups(
 
 
 def _is_one_type(specs: Specs, release: Release) -> bool:
-    """Whether all layers have one cache, or (0.11+) hold the same tokens in pages of several sizes."""
+    """Whether all layers have equal caches, or from 0.11 on ones that hold the same tokens in pages of other sizes."""
     if len({spec.merge_key for spec in specs.values()}) == 1:
         return True
     return release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1
@@ -200,7 +200,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
 
 
 def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> dict[Any, list[str]]:
-    """Layer names by a property of their layers, in the order of first appearance."""
+    """The layer names that have equal values of `key`, by that value, in the order of first appearance."""
     groups: dict[Any, list[str]] = defaultdict(list)
     for name in names:
         groups[key(name)].append(name)

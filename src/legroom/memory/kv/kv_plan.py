@@ -112,7 +112,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
-    """Blocks of `available_bytes` on a stage (LONGEST_LEN without KV), or --num-gpu-blocks-override (not in 0.9.1)."""
+    """Blocks that fit into `available_bytes` on a stage (LONGEST_LEN without KV), or --num-gpu-blocks-override."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
@@ -165,7 +165,7 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
 def _failed_check(
     shape: KvShape, settings: EngineSettings, stage_bytes: Sequence[int], length: int, blocks: int
 ) -> Failure | None:
-    """The first KV cache check that a request of `length` tokens fails, or None."""
+    """The first KV cache check that fails for a request of `length` tokens and a pool of `blocks`, or None."""
     if settings.auto_fit_len and length <= 0:
         needed = max(shape.needed_bytes(1, stage) for stage in range(len(stage_bytes)))
         text = check_text("auto_fit", shape.release)

@@ -226,7 +226,7 @@ def _index_key_bytes(mixer: LatentAttention) -> int:
 
 
 def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:
-    """The cache spec of MLA cached as full heads (no latent); up to 0.7.0 a head of 192 is padded to 256."""
+    """The cache spec of MLA cached as full heads, not as latents; up to 0.7.0 heads of 192 are padded to 256."""
     head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
     if deployment.release.before("0.7.1"):
         head_dim = max(head_dim, 256)
@@ -271,7 +271,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_blocks(mixer: StateSpace, cache_mode: str, drafted_tokens: int, release: Release) -> tuple[int, bool]:
-    """(states that a request of any length holds, whether each further block of tokens adds one)."""
+    """(states a request of any length holds, whether each block of tokens adds one); `cache_mode`: mamba_cache_mode."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):
@@ -314,7 +314,7 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
 
 
 def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
-    """Tokens in the convolution state, with speculative tokens until they are accepted."""
+    """Tokens in the convolution state: the kernel's, and drafted tokens not yet accepted."""
     return mixer.width("conv_kernel") - 1 + settings.num_speculative_tokens
 
 

@@ -80,7 +80,7 @@ Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """Blocks or bytes that a request of `length` tokens needs: each term's weight times its most blocks, summed."""
+    """Blocks or bytes that a request of `length` tokens needs: per term its weight x the most blocks of its specs."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -233,7 +233,7 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
 def _groups_of_stages(
     specs: Sequence[dict[str, CacheSpec]], release: Release, hybrid_off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
-    """(the model's groups, each stage's own). Before 0.11.0 each stage forms its own; the first's are the model's."""
+    """(the model's groups, each stage's own, which before 0.11.0 differ); arguments are those of `cache_groups`."""
     if release.before("0.11.0"):
         own = [cache_groups(stage_specs, release, hybrid_off=hybrid_off) for stage_specs in specs]
         return own[0], own

@@ -43,12 +43,12 @@ class CacheSpec:
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Layers with equal keys need the same number of token slots, whatever their page size."""
+        """A key that is equal for layers which need the same number of token slots, whatever their page size."""
         return (self.type_name or self.kind, *(getattr(self, name) for name in self.type_fields), self.block_size)
 
     @property
     def merge_key(self) -> "CacheSpec":
-        """Layers with equal keys are merged into one spec."""
+        """A key that is equal for layers which vLLM merges into one spec."""
         return self
 
     def with_block_size(self, block_size: int) -> "CacheSpec":

@@ -74,7 +74,7 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
 
 
 def draft_is_uncounted(settings: EngineSettings) -> bool:
-    """Whether a draft model's weights are outside the budget (V0 from 0.6.5 on)."""
+    """Whether vLLM leaves a draft model's weights out of its memory budget (V0 from 0.6.5 on)."""
     uncounted = settings.engine == "V0" and settings.release.at_least("0.6.5")
     return uncounted and draft_method(settings.given.speculative_config) == "draft_model"
 

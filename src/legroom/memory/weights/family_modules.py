@@ -94,7 +94,7 @@ _FLASHINFER_MLA_BYTES = 128 * MIB
 
 
 def workspace(name: str, size_bytes: int) -> Module:
-    """A workspace of this many bytes as a module, so that it is allocated among the weights."""
+    """A workspace of this many bytes as a module, which makes it part of the weights' allocations."""
     return Module("workspace", name, size_bytes // 4, dtype="float32")
 
 

@@ -15,7 +15,7 @@ from legroom.vllm.traits import built_encoders, replicates_encoders
 
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
-    """One norm of `size` values as a module that counts to `part`; empty in families whose norms have no weights."""
+    """One norm, `name`, of `size` values, counted to `part`; empty in families whose norms have no weights."""
     return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
@@ -61,7 +61,7 @@ def _attention(mixer: facts.Attention, hidden: int, anatomy: Anatomy, ranks: Ran
 
 
 def _qk_norms(mixer: facts.Attention, anatomy: Anatomy, heads: int, kv_heads: int) -> list[Module]:
-    """The query and key norms of a layer with these heads on a rank; empty where the model has none."""
+    """The query and key norms for these numbers of heads on a rank; empty where the model has none."""
     kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
     width = mixer.head_dim
     sizes = {
@@ -156,7 +156,7 @@ def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
 
 
 def _mamba2(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a Mamba-2 layer on one rank."""
+    """The weights of a Mamba-2 layer with `hidden` inputs on one of `tp` ranks."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     heads = share(mixer.width("num_heads"), tp, "mamba heads")
     # Groups that do not divide over the ranks are replicated.
@@ -173,7 +173,7 @@ def _mamba2(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> 
 
 
 def _mamba1(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a Mamba-1 layer on one rank."""
+    """The weights of a Mamba-1 layer with `hidden` inputs on one of `tp` ranks."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     state, rank = mixer.width("state_size"), mixer.width("time_step_rank")
     norms = (rank, state, state) if anatomy.mamba_input_norms else ()
@@ -190,7 +190,7 @@ def _mamba1(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> 
 
 
 def _gdn(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a gated delta net on one rank."""
+    """The weights of a gated delta net with `hidden` inputs on one of `tp` ranks."""
     value_heads = share(mixer.width("num_v_heads"), tp, "linear-attention value heads")
     keys = share(mixer.width("num_k_heads") * mixer.width("head_k_dim"), tp, "linear-attention key width")
     values = value_heads * mixer.width("head_v_dim")
@@ -206,7 +206,7 @@ def _gdn(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> lis
 
 
 def _kda(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a Kimi delta attention layer on one rank."""
+    """The weights of a Kimi delta attention layer with `hidden` inputs on one of `tp` ranks."""
     heads, dim = share(mixer.width("num_heads"), tp, "KDA heads"), mixer.width("head_dim")
     kernel, width = mixer.width("conv_kernel"), heads * dim
     gate = [
@@ -230,7 +230,7 @@ def _kda(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> lis
 
 
 def _lightning(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a lightning attention layer on one rank."""
+    """The weights of a lightning attention layer with `hidden` inputs on one of `tp` ranks."""
     heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
     width = heads * dim
     return [
@@ -242,7 +242,7 @@ def _lightning(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) 
 
 
 def _short_conv(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    """The weights of a short convolution layer on one rank."""
+    """The weights of a short convolution layer with `hidden` inputs on one of `tp` ranks."""
     width = share(mixer.width("intermediate_size"), tp, "convolution width")
     return [
         Module("attention", "conv.conv", width, mixer.width("conv_kernel")),
@@ -267,7 +267,7 @@ def feedforward_modules(block: facts.FeedForward, anatomy: Anatomy, ranks: Ranks
 
 
 def _dense(block: facts.Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
-    """The weights of a dense feed-forward block on one rank."""
+    """A dense feed-forward block on one rank; `path`: where its names begin, `part`: the term they count to."""
     width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
     hidden, bias = block.hidden_size, block.bias
     if block.gated:

@@ -242,8 +242,8 @@ def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> l
 
 
 def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
-    """(modules that stay on the GPU, bytes of each tensor that --cpu-offload-gb moves to the host); rotary tables of an
-    offloaded module stay, as a module of their own."""
+    """(modules that stay on the GPU, bytes of each tensor that --cpu-offload-gb moves to the host); rotary tables of
+    an offloaded module stay, as a module of their own."""
     if not settings.given.cpu_offload_gb:
         return list(stored), []
     kept: list[StoredModule] = []
@@ -280,7 +280,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
-    """The modules as they load; if layers are quantized meanwhile, each layer's by its last tensor in the files."""
+    """The modules as they load; if layers are quantized meanwhile, each layer's as the files complete them."""
     if not any(each.storage.layer_by_layer for each in stored):
         return stored
     ordered: list[StoredModule] = []

@@ -61,6 +61,6 @@ def share(total: int, ranks: int, thing: str, flags: str = "--tensor-parallel-si
 
 
 def config_number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
-    """The config's value as an integer; `default` where it is missing or not a number."""
+    """The config's field `name` as an integer; `default` where it is missing or not a number."""
     value = config.get(name)
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default

@@ -30,7 +30,7 @@ def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None
 
 
 def names_another_method(model: Model, settings: EngineSettings) -> bool:
-    """Whether --quantization contradicts the config; awq and awq_marlin, modelopt and modelopt_fp4 agree."""
+    """Whether --quantization contradicts the config; names of one method (awq and awq_marlin) do not."""
     declared, flag = model.quantization, settings.given.quantization or settings.quantization
     if declared is None or not flag:
         return False

@@ -160,7 +160,7 @@ def _awq_to_standard(weight_bytes: int, zeros_bytes: int) -> tuple[Step, ...]:
 
 
 def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Allocations and frees after `_awq_to_standard` that repack tensors of these bytes for Marlin."""
+    """Steps after `_awq_to_standard` that repack weights, zero points and scales of these bytes for Marlin."""
     wide_zeros = 8 * zeros
     return (wide_zeros, wide_zeros, ~14, wide_zeros, ~15, zeros, ~16, ~13, weight, ~7, scales, ~2)
 
@@ -172,13 +172,13 @@ def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
 
 
 def _uses_machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
-    """Whether Hopper's Machete kernel serves this linear layer."""
+    """Whether Hopper's Machete kernel, not Marlin, runs this linear layer."""
     suits = module.inputs % 64 == 0 and module.outputs % 128 == 0 and scheme.group_size in (None, 64, 128)
     return context.vendor == "nvidia" and context.capability == (9, 0) and module.copies == 1 and suits
 
 
 def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """GPTQ's packed weights, zero points, scales and group of each input, which Marlin drops without act-order."""
+    """GPTQ's packed weights, zero points, scales and each input's group index, which Marlin drops without act-order."""
     groups = _groups(module, scheme)
     if scheme.act_order and module.whole_inputs and scheme.group_size:
         groups = cdiv(module.whole_inputs, scheme.group_size)
@@ -198,7 +198,7 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
 
 
 def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """compressed-tensors weights of 4 or 8 bits with 16-bit activations; mixed precision by its mean."""
+    """compressed-tensors weights of 4 or 8 bits with 16-bit activations; for mixed precision their mean bits."""
     if scheme.mean_bits:
         return Storage((int(module.elements * scheme.mean_bits / 8),))
     groups = _groups(module, scheme)

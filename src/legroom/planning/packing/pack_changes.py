@@ -56,7 +56,7 @@ def _candidate_changes(result: PackResult) -> Iterator[PackChange]:
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The change to smaller max_num_batched_tokens and max_num_seqs, if not given: less memory, the same outputs."""
+    """A change to smaller max_num_batched_tokens and max_num_seqs, if not given: less memory for the same outputs."""
     settings, args = needs.settings, needs.server.args
     flags: dict[str, Any] = {}
     if args.max_num_batched_tokens is None and settings.max_num_batched_tokens > _STEP_TOKENS:
@@ -108,7 +108,7 @@ def _with_server(
 
 
 def _with_changed(request: PackRequest, changed: PackedServer) -> PackRequest:
-    """The request with the server of that name replaced."""
+    """The request with `changed` in place of the server of that name."""
     return replace(request, servers=tuple(changed if each.name == changed.name else each for each in request.servers))
 
 
@@ -146,7 +146,7 @@ def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
 
 
 def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
-    """The change to a shift for each server, in which the others sleep (sleep mode)."""
+    """The change to one shift per server, so that each is awake alone while the others sleep (sleep mode)."""
     can_sleep = all(sleep_rules(server.target.release) for server in request.servers)
     if request.shifts or len(request.servers) < 2 or not can_sleep:
         return

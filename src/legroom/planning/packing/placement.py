@@ -69,7 +69,7 @@ class PackingProblem:
         return card.gpu.total_bytes - taken
 
     def least_room_bytes(self, card: Card, here: Sequence[ServerNeeds]) -> int:
-        """Free bytes of a card in its fullest shift, with the smallest KV caches; negative: they do not fit."""
+        """Free bytes of a card in its fullest shift with these servers at their smallest KV cache; negative: no fit."""
         return min(self.room_bytes(card, shift, here) for shift in self.shifts)
 
 
@@ -115,7 +115,7 @@ class _Search:
                 yield tuple(sorted(cards))
 
     def _room_bytes(self, number: int) -> int:
-        """Free bytes of a card in its fullest shift, with what is placed on it so far."""
+        """Free bytes of card `number` in its fullest shift, with the servers placed on it so far."""
         return self.problem.least_room_bytes(self.problem.cards[number], self.here[number])
 
 
@@ -175,7 +175,7 @@ def _grow_pools(
 def _pools_fit(
     problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, float]
 ) -> bool:
-    """Whether KV caches of these sizes fit on every card in every shift."""
+    """Whether KV caches of these bytes (by server) fit on every card in every shift."""
     for card in problem.cards:
         here = servers_on(card, placement, needs)
         for shift in problem.shifts:

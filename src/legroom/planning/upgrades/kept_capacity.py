@@ -61,7 +61,7 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
 
 
 def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
-    """The plan as an answer that says whether it holds the old plan's requests and keeps its free memory."""
+    """A plan made with `flags` as an answer: whether it holds the old plan's requests and keeps its free memory."""
     headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
     return KeptCapacity(plan, flags, _holds_old_requests(plan, old), headroom, gives_up)
 

@@ -208,7 +208,7 @@ def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
 
 
 def _resolved_settings(plan: Plan) -> EngineSettings:
-    """The settings that the release resolves, before max_model_len is fitted to the memory."""
+    """The settings that the release resolves for the plan's flags, with max_model_len not yet fitted to memory."""
     return resolve(plan.args, plan.target.model, plan.target.gpu, plan.target.release)
 
 
@@ -218,7 +218,7 @@ def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
 
 
 def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
-    """Contributions of a layout to its KV cache in bytes: the budget, less what weights and the rest take."""
+    """What adds to a layout's KV cache in bytes: the budget, and with a minus weights and the other parts."""
     parts = {("budget", ""): _Part(layout.budget_bytes)}
     for name in ("weights", "activation", "cuda_graph"):
         figure = getattr(layout, name)

@@ -219,7 +219,7 @@ class FastReplay:
         return requests
 
     def _spare_rows(self, kind: Any, link: str, count: int) -> Any:
-        """A table of row 0, which stands for none, and `count` free rows, linked into a list by the field `link`."""
+        """A table of `kind` rows: row 0, which stands for none, and `count` free ones, linked by the field `link`."""
         if not self.use_numba:
             return rows.SpareRows(kind, link, count)
         made = rows.rows(kind, count + 1, compiled=True)

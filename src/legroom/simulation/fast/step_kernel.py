@@ -262,8 +262,8 @@ def advance_shared_decodes(sim: Sim, rules: Rules, steps: int) -> None:
 
 @compilable
 def admit_waiting(sim: Sim, rules: Rules, budget: int, threshold: int) -> bool:
-    """Admits waiting requests while `budget` (tokens), max_num_seqs and free blocks last. True if the next one stays
-    out for as long as the coming steps only decode."""
+    """Admits waiting requests while `budget` (tokens), max_num_seqs and blocks last, in chunks up to `threshold`. True
+    if the next one stays out for as long as the coming steps only decode."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     while budget > 0 and state.num_waiting and state.num_running < rules.max_num_seqs:
         r = peek_waiting(sim, rules)

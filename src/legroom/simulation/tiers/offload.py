@@ -231,7 +231,7 @@ class KvOffload:
         return plan
 
     def _offer(self, request: Request, num_computed: int, *, is_finished: bool = False) -> None:
-        """Offers the tier a request's chunks that are full with `num_computed` tokens, and stores those it takes."""
+        """Offers the tier the request's chunks that `num_computed` tokens fill, and plans to store those it takes."""
         state, tokens = self._states[request], min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)

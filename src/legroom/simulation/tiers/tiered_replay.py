@@ -105,7 +105,7 @@ class TieredScheduler(Scheduler):
         super()._free(request)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
-        """Admits loaded requests, then waiting ones; a waiting one with chunks in the tier starts to load them."""
+        """As in `Scheduler`, but admits loaded requests first, and loads a waiting one whose chunks the tier has."""
         kept: list[Request] = []
         deferred: list[Request] = []
         while budget > 0 and len(self.running) < self.settings.max_num_seqs:
@@ -190,7 +190,7 @@ class TieredScheduler(Scheduler):
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """Free a request's blocks and queue it again; it no longer counts among those with a prefill under way."""
+        """Frees a request's blocks and queues it again; its missing blocks are no longer reserved."""
         super()._preempt(request, output)
         self._prefilling.pop(request, None)
 
@@ -269,7 +269,7 @@ class TierReplay(StepByStepReplay):
         return files.loaded_chunks if files else 0
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Advance by the step's seconds and by the copies that it waits for; without step times by 1 a step."""
+        """Advances the clock by the step's seconds and the copies it waits for; without step times by 1 a step."""
         if not self.has_requests:
             return
         plan = self.scheduler.plan

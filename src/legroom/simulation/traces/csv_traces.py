@@ -57,7 +57,7 @@ class CsvFormat:
 
 
 def _token_count(cell: str, column: str, file: str, line: int) -> int:
-    """The cell as an integer, fractions cut off; LegroomError with file and line where it is no number."""
+    """The cell as an integer, fractions cut off; LegroomError with file, line and column where it is no number."""
     try:
         return int(float(cell))
     except (ValueError, OverflowError):

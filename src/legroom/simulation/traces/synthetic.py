@@ -19,7 +19,7 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """A random trace from a text such as `poisson rate=8 prompt=lognormal(1200,0.8) output=200 requests=5000`."""
+    """The random trace that a text such as `poisson rate=8 prompt=lognormal(1200,0.8) requests=5000` describes."""
     # `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     words: dict[str, str] = {}
     process = ""

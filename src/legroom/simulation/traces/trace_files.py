@@ -77,7 +77,7 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
-    """Raises LegroomError for a file too large to read: too many lines, judged by its `head`, or one huge document."""
+    """Raises LegroomError for a file of `size` bytes: too many lines, judged by its `head`, or too large a document."""
     if is_one_document and size > _MAX_DOCUMENT_BYTES:
         hint = "it would be held in memory as a whole: split it, or write it as one JSON object a line"
         raise LegroomError(f"{path} is one JSON document of {size / GIB:.1f} GiB", hint)
