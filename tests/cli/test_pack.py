@@ -146,3 +146,13 @@ def test_a_faster_host_wakes_it_sooner(capsys):
         assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--sleep", "--host-bandwidth", speed, "--json"]) == 0
         times.append(json.loads(capsys.readouterr().out)["states"][1]["wake_s"])
     assert times[0] == pytest.approx(5 * times[1])
+
+
+def test_a_pooling_model_takes_no_more_kv_cache_than_one_step_reads(capsys):
+    words = ("--gpu", "h100", "--", "vllm", "serve", "llama-3.1-8b", "--max-model-len", "16384")
+    packed = answer(capsys, *words, "--", "vllm", "serve", "qwen3-embedding-0.6b")
+    chat, embedder = packed["servers"]
+    args = embedder["args"]
+    tokens = args["max_num_batched_tokens"] + args["max_model_len"]
+    assert args["max_model_len"] <= embedder["kv"]["tokens"] <= tokens + 2 * embedder["kv"]["block_size"]
+    assert chat["pool_bytes"] > 10 * embedder["pool_bytes"]

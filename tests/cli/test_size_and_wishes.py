@@ -85,8 +85,8 @@ def test_a_quantized_checkpoint_that_needs_fewer_gpus_has_a_row_of_its_own(capsy
 def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_it_is(capsys):
     assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000", "--max-num-seqs", "256"]) == 0
     out = capsys.readouterr().out
-    assert "1 x NVIDIA L4* tight" in out
-    assert "1 x NVIDIA L4: tight: " in out
+    assert "1 x NVIDIA L4 in 4 bits* tight" in out
+    assert "1 x NVIDIA L4 in 4 bits: tight: " in out
     commands = [line.strip() for line in out.splitlines() if line.startswith("  $ ")]
     assert [command.split()[3] for command in commands] == ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"]
 
@@ -96,7 +96,7 @@ def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
     assert main(["size", "qwen3-32b", "--gpu", "l4", *words]) == 0
     out = capsys.readouterr().out
     assert "one user, tok/s" in out
-    command = out.split("  1 x NVIDIA L4* tight\n")[1]
+    command = out.split("  1 x NVIDIA L4 in 4 bits* tight\n")[1]
     assert command.split()[:4] == ["$", "vllm", "serve", "Qwen/Qwen3-32B-AWQ"]
     assert "1 x NVIDIA L4, Qwen/Qwen3-32B itself: " in out
 
@@ -282,13 +282,50 @@ def test_a_wish_shows_the_speed_of_the_wanted_users(capsys):
     assert re.search(r"for 3\s+together", capsys.readouterr().out)
 
 
-def test_a_setting_that_needs_nearly_the_whole_card_is_tight(capsys):
+def test_a_setting_that_needs_nearly_the_whole_card_says_so_and_has_the_verdict_of_its_plan(capsys):
     words = ("plan", "qwen3-32b", "--gpu", "h200", "--gpus", "2", "--want-context", "8k", "--want-concurrency", "200")
     found = answer(capsys, *words)
     share, free = found["args"]["gpu_memory_utilization"], found["layout"]["headroom_bytes"]
     assert free < 0.025 * found["gpu"]["total_bytes"]
     assert share >= 0.95
-    assert found["verdict"] == "tight"
+    assert found["search"]["gives_up"][-1].startswith(f"at {share:g} of the card only ")
+    assert found["verdict"] == answer(capsys, "plan", "--gpu", "h200", "--", *found["command"])["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("model", "load"), [("llama-3.1-70b", (8, 30)), ("qwen3-32b", (8, 200)), ("qwen3-14b", (32, 4))]
+)
+def test_every_row_of_size_has_the_verdict_of_its_plan(capsys, model, load):
+    words = ("--context", f"{load[0]}k", "--concurrency", str(load[1]), "--gpu", "h100,h200,l40s,rtx4090")
+    rows = answer(capsys, "size", model, *words)["rows"]
+    for row in (row for row in rows if row["count"]):
+        planned = ("plan", "--gpu", row["gpu"], "--gpus", str(row["count"]), "--", *row["command"])
+        code = 1 if row["verdict"] == "does_not_fit" else 0
+        assert answer(capsys, *planned, code=code)["verdict"] == row["verdict"], row
+
+
+def test_size_has_a_row_for_each_concession_and_the_command_of_every_row_of_one_card(capsys):
+    words = ["size", "llama-3.1-70b", "--context", "8k", "--concurrency", "30", "--gpu", "h100"]
+    rows = answer(capsys, *words)["rows"]
+    assert [(row["count"], row["gives_up"][:1]) for row in rows] == [
+        (1, ["another checkpoint, its weights in 4 bits"]),
+        (2, ["another checkpoint, its weights in 8 bits"]),
+        (4, []),
+    ]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    commands = [line.split()[3] for line in out.splitlines() if line.startswith("  $ ")]
+    assert commands == [row["command"][2] for row in rows]
+    assert "of another row" not in out
+
+
+def test_a_checkpoint_that_brings_an_eight_bit_kv_cache_says_that_it_gives_it_up(capsys):
+    rows = answer(capsys, "size", "qwen3-30b-a3b", "--context", "32k", "--gpu", "h100,b200")["rows"]
+    brought = [row for row in rows if (row["model"] != "Qwen/Qwen3-30B-A3B")]
+    for row in brought:
+        planned = answer(capsys, "plan", "--gpu", row["gpu"], "--gpus", str(row["count"]), "--", *row["command"])
+        said = any(loss.startswith("keys and values in 8 bits") for loss in row["gives_up"])
+        assert said == planned["args"]["kv_cache_dtype"].startswith("fp8"), row
 
 
 @pytest.mark.parametrize(

@@ -375,3 +375,16 @@ def test_more_users_than_requests_are_refused(capsys):
     load = ["simulate", "--synthetic", "users=5000 requests=2000", "--blocks", "4000", "--step-ms", "30"]
     assert main(load) == 2
     assert "2,000 requests are too few to show how long 5,000 users wait" in capsys.readouterr().err
+
+
+def test_users_and_concurrency_say_what_tells_them_apart(capsys):
+    load = ("--users", "100", "--prompt", "1000", "--answer", "300", "--gpu", "l4")
+    assert main(["size", "qwen3-0.6b", *load, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["requests_at_once"] == pytest.approx(100 - 30 * row["requests_per_s"], abs=0.1)
+    assert main(["size", "qwen3-0.6b", *load]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "size --concurrency asks for the memory of so many at full length, and for no speed" in said
+    assert "which the tok/s of --concurrency leaves out" in said
+    assert main(["size", "qwen3-0.6b", "--concurrency", "100", "--gpu", "l4"]) == 0
+    assert "of users who pause, fewer ask at once: size --users counts" in " ".join(capsys.readouterr().out.split())

@@ -191,3 +191,11 @@ def test_something_else_than_vllm_at_the_address_is_said_so(capsys):
         code, message = refused(capsys, "0.32.0", "--url", url, "--gpu", "h100")
     assert code == 3
     assert "as vLLM does" in message
+
+
+def test_a_list_of_releases_marks_the_tight_ones_and_says_why(capsys):
+    server = ("--", "vllm", "serve", "Qwen/Qwen3-32B", "--max-model-len", "32768", "--gpu-memory-utilization", "0.97")
+    assert main(["upgrade", "0.16.0", "0.20.0", "--all", "--gpu", "a100-80gb", *server]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("  0.17.0 tight")] == [["0.17.0", "tight"]]
+    assert "are tight: at the high end of the error band the card runs over" in " ".join(out.split())

@@ -184,6 +184,9 @@ def test_a_name_as_written_and_the_same_name_squeezed_mean_one_card():
         ("24", "24GiB"),
         ("5090ti", "RTX 5090"),
         ("rtx4090,rtx3090", "--gpu rtx3090 --gpus 2, the smaller card"),
+        ("rtx4090+rtx3090", "--gpu rtx3090 --gpus 2, the smaller card"),
+        ("1x h100, 2 x l40s", "--gpu l40s --gpus 3, the smaller card"),
+        ("h100 and l4", "for a server on each, ask of one at a time"),
         ("h100, h100", "--gpu h100 --gpus 2"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from legroom.facts.gpus import GpuPrice, gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.planning.checkpoints import lost_bits
 from legroom.planning.plan import Target
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import SizingTask, cheapest_first, fewest_gpus, fit_cell
@@ -73,8 +74,20 @@ def test_what_is_too_small_says_what_was_tried_and_what_is_missing():
     assert on_h100.short_bytes > 0
 
 
-def test_where_the_fewest_cards_are_tight_the_fewest_that_are_sure_have_a_row_too():
+def test_each_concession_has_a_row_where_it_needs_fewer_cards():
     asked, goal = ServeArgs(model="llama-3.1-70b"), CapacityGoal(8192, 30, gpus=COUNTS)
     task = SizingTask((load("llama-3.1-70b"),), release("0.32.0"), (asked,), goal)
     rows = fit_cell(task, (0, gpu("h100")))
-    assert [(row.count, row.plan.verdict) for row in rows] == [(4, "fits"), (1, "tight"), (2, "fits")]
+    bits = [lost_bits(row.plan.target.model) for row in rows]
+    assert list(zip([row.count for row in rows], bits, [row.is_sure for row in rows], strict=True)) == [
+        (4, 0, True),
+        (2, 8, True),
+        (1, 12, False),
+    ]
+
+
+def test_where_the_fewest_cards_are_tight_the_fewest_that_are_sure_have_a_row_too():
+    asked = ServeArgs(model="qwen3-32b", max_num_seqs=256)
+    task = SizingTask((load("qwen3-32b"),), release("0.32.0"), (asked,), CapacityGoal(4096, 1.0, gpus=COUNTS))
+    rows = [row for row in fit_cell(task, (0, gpu("l4"))) if lost_bits(row.plan.target.model)]
+    assert [(row.count, row.is_sure) for row in rows[:2]] == [(2, True), (1, False)]

@@ -16,6 +16,7 @@ from legroom.simulation.flag_search import (
     best_outcome,
     card_that_holds,
     choose,
+    frontier,
     promising_candidates,
     replay_candidate,
     replicas_that_hold,
@@ -150,6 +151,12 @@ def test_the_frontier_leaves_out_what_only_preempts_less() -> None:
     choice = _search(_arrivals(0.1, 100), _candidates(2, 8, 32, blocks=80))
     assert [outcome.flags for outcome in choice.frontier] == [choice.best.flags]
     assert choice.best.preemptions > 0
+
+
+def test_the_frontier_leaves_out_what_serves_nothing_within_the_limits() -> None:
+    late, useful = _outcome(1, goodput=0.0, first_token_p99=0.5), _outcome(2, goodput=0.3)
+    assert frontier([late, useful]) == [useful]
+    assert frontier([late]) == [late]
 
 
 def test_replicas_share_the_load_and_every_request_is_served_once() -> None:

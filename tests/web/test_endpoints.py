@@ -17,6 +17,7 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.explain.catalog_entries import entries_of_label, title_of_label
 from legroom.facts import read_data
+from legroom.facts.releases import latest
 from legroom.render.translation import in_language
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
 from legroom.web.endpoints.plans import plan_of_request
@@ -139,6 +140,65 @@ def test_two_servers_are_packed_as_on_the_command_line(capsys):
     assert answer("pack", {"gpu": "l4", "commands": commands[:1]})["words"]["headline"].startswith(
         "1 server on NVIDIA L4"
     )
+
+
+def test_options_of_packed_servers_are_read_as_on_the_command_line(capsys):
+    commands = [
+        "vllm serve llama-3.1-8b --max-model-len 8192 --weight 2 --name chat",
+        "vllm serve qwen3-4b --weight=1 --want-context 16k --want-concurrency 4",
+        "vllm serve bge-m3",
+    ]
+    main(["pack", "--gpu", "h100", "--json", *(word for line in commands for word in ("--", *line.split()))])
+    told = json.loads(capsys.readouterr().out)
+    made = answer("pack", {"gpu": "h100", "commands": commands})
+    assert [server["command"] for server in made["servers"]] == [server["command"] for server in told["servers"]]
+    assert [server["name"] for server in made["servers"]] == ["chat", "qwen3-4b", "bge-m3"]
+    assert "weight" not in str([server["command"] for server in made["servers"]])
+    assert made["words"]["holds"][2] == "keeps no KV cache"
+    assert (
+        answer("pack", {"gpu": "h100", "commands": commands, "language": "zh"})["words"]["holds"][2] == "没有 KV 缓存"
+    )
+    wrong = problem("pack", {"gpu": "h100", "commands": ["vllm serve qwen3-4b --weight much"]})
+    assert wrong["message"] == "--weight much is not a share"
+
+
+def test_servers_are_packed_for_the_release_that_is_named():
+    asked = {"gpu": "h100", "commands": ["vllm serve qwen3-4b"]}
+    assert [answer("pack", {**asked, "vllm": vllm})["servers"][0]["vllm"] for vllm in ("0.10.2", None)] == [
+        "0.10.2",
+        latest().version,
+    ]
+
+
+def test_a_row_of_several_nodes_says_so():
+    rows = answer("size", {"model": "deepseek-v3", "cards": ["h100"], "language": "en"})["rows"]
+    assert [row["notes"] for row in rows] == [
+        ["more than 8 GPUs are several nodes"] if row["count"] > 8 else [] for row in rows
+    ]
+    assert any(row["notes"] for row in rows)
+    (note,) = next(
+        row["notes"]
+        for row in answer("size", {"model": "deepseek-v3", "cards": ["h100"], "language": "zh"})["rows"]
+        if row["notes"]
+    )
+    assert note == "超过 8 张 GPU 需要多个节点"
+
+
+def test_a_replay_on_a_tight_server_says_so_and_one_of_several_engines_too():
+    tight = {
+        "model": "llama-3.3-70b",
+        "gpu": "h100",
+        "gpus": 4,
+        "flags": {"tensor_parallel_size": 4, "gpu_memory_utilization": 0.97},
+    }
+    asked = {"mix": {"requests": 20}, "language": "en"}
+    planned, replayed = answer("plan", tight), answer("simulate", {**asked, "plan": tight})
+    assert planned["verdict"] == "tight"
+    assert f"such a server is tight: {planned['reason']}" in replayed["words"]["notes"]
+    two = {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"data_parallel_size": 2}}
+    figures = {row["name"]: row["text"] for row in answer("simulate", {**asked, "plan": two})["words"]["figures"]}
+    assert figures["engines"].startswith("2 data-parallel engines: they share the load in turn")
+    assert figures["load"].startswith("10 requests")
 
 
 def test_a_planned_server_is_a_file_and_one_that_does_not_start_is_none():

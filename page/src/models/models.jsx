@@ -171,7 +171,7 @@ export function ModelsArea({ params, active }) {
             <Button kind="small" onClick={stopped}>{t("models.stop")}</Button>
           </div>
         )}
-        <p class="hint">{t("read.k")}</p>
+        <p class="hint">{t("read.length")}</p>
         <ErrorNote error={state.error} />
         {offered && (
           <Button kind="small" onClick={() => setAsked({ ...asked, gpu: offered.gpu, gpus: String(offered.gpus) })}>{t("gpu.take", offered)}</Button>
@@ -238,7 +238,7 @@ function Fitting({ rows, asked, label }) {
       </>
     )),
     figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
-    figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes, row) => `${row.weights_assumed ? "~" : ""}${gib(bytes, 1)}`),
+    figureColumn("weights", t(Number(rows[0].asked.gpus) > 1 ? "models.weights_each" : "models.weights"), (row) => row.weights_bytes, (bytes, row) => `${row.weights_assumed ? "~" : ""}${gib(bytes, 1)}`),
     figureColumn("users", t("models.holds"), (row) => row.runs_at_once || null, holds),
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),

@@ -91,7 +91,7 @@ export function Flags({ setup, plan, error, onChange }) {
         )}
       </div>
       <p class="hint">{t("flags.muted")}</p>
-      <p class="hint">{t("read.k")}</p>
+      <p class="hint">{t("read.flag")}</p>
       <Slider {...common("gpu_memory_utilization")} stops={UTILIZATION} onMove={set("gpu_memory_utilization")} />
       <Slider {...common("max_model_len")} stops={lengths} format={tokensShort} unit={t("unit.tokens")} onMove={set("max_model_len")} />
       <Slider {...common("max_num_seqs")} stops={SEQUENCES} format={count} onMove={set("max_num_seqs")} />

@@ -86,7 +86,7 @@ function HolderTable({ rows, users, model, onUse }) {
         {row.gives_up?.length > 0 && (
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
-        {row.reason && <span class="soft gives-up">{row.reason}</span>}
+        {[row.reason, ...(row.notes ?? [])].map((text) => text && <span key={text} class="soft gives-up">{text}</span>)}
         {row.command && <code class="soft gives-up">{flagsOf(row.command)}</code>}
       </>
     )),
@@ -97,8 +97,13 @@ function HolderTable({ rows, users, model, onUse }) {
     figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
     figureColumn("per_usd", t("holders.per_usd"), (row) => row.held_per_usd, (held) => held.toFixed(1)),
     speed("tokens_per_s", t("holders.alone")),
-    ...(users > 1 ? [speed("each_user_tokens_per_s", t("fleet.tokens_per_s_each"))] : []),
+    ...(users > 1 ? [speed("each_user_tokens_per_s", t("holders.each", { users: count(users) }))] : []),
     useColumn(t("holders.use"), (row) => row.count > 0, onUse),
   ];
-  return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model + row.count} />;
+  return (
+    <>
+      <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model + row.count} />
+      <p class="hint">{t("holders.note_alone")} {users > 1 && t("holders.note_each", { users: count(users) })}</p>
+    </>
+  );
 }

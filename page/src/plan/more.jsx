@@ -4,9 +4,9 @@ import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge, useFold 
 import { LIMITS, faultIn, faultOf } from "../limits.js";
 import { requestOf, withUnit } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { atOnce, commandLine, count, gib, held, signed } from "../units.js";
+import { commandLine, gib, signed } from "../units.js";
 import { save } from "./picture_file.js";
-import { versionOf } from "./source.jsx";
+import { versionOf, withServer } from "./source.jsx";
 
 const FORMS = ["docker", "compose", "kubernetes", "systemd", "prometheus"];
 
@@ -163,6 +163,30 @@ function Changes({ title, changes, words }) {
   );
 }
 
+// What `legroom pack` takes among the flags of a server.
+const PACK_OPTIONS = /(?<!\S)--(want-context|want-concurrency|weight|name)(=|\s+)\S+/g;
+const linesOf = (text) => text.split("\n").filter((line) => line.trim());
+
+// The first server of the lines that were written; null while they are the plan's own.
+export function useFirstPacked(setup) {
+  const text = linesOf(setup?.pack ?? "")[0]?.replace(PACK_OPTIONS, "").trim() ?? "";
+  const [state, setState] = useState({});
+  useEffect(() => {
+    if (!text) return undefined;
+    const read = () =>
+      callOnce("read", { text }).then(
+        ({ servers }) => setState({ text, server: servers[0] }),
+        (error) => setState({ text, error }),
+      );
+    const timer = setTimeout(read, 300);
+    return () => clearTimeout(timer);
+  }, [text]);
+  if (!text) return null;
+  const { server, error } = state.text === text ? state : {};
+  const { gpu, gpu_memory } = setup ?? {};
+  return { error, setup: server && { ...withServer(setup, server), gpu, gpu_memory, gpus: null } };
+}
+
 // Several servers on the machine of this plan.
 export function Pack({ asked, setup, plan, onChange }) {
   const t = useText();
@@ -170,9 +194,9 @@ export function Pack({ asked, setup, plan, onChange }) {
   const id = useId();
   const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : `vllm serve ${setup.model}`;
   const written = setup.pack ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
-  const commands = written.split("\n").filter((line) => line.trim());
+  const commands = linesOf(written);
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
-  const machine = { gpu: setup.gpu, gpu_memory: withUnit(setup.gpu_memory ?? "") || null, gpu_used: withUnit(setup.gpu_used ?? "") || null };
+  const machine = { vllm: setup.vllm, gpu: setup.gpu, gpu_memory: withUnit(setup.gpu_memory ?? "") || null, gpu_used: withUnit(setup.gpu_used ?? "") || null };
   const tooMany = faultOf(t, "whole", gpus, LIMITS.packed_gpus);
   const fault = faultIn(t, setup)?.message ?? (tooMany ? `${t("gpus")}: ${tooMany}` : commands.length > 8 ? t("pack.most") : "");
   const [state, go] = useAnswer("pack", { ...machine, gpus, commands, language: t.language });
@@ -192,15 +216,9 @@ export function Pack({ asked, setup, plan, onChange }) {
           <p><VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}</p>
           <Notes notes={state.answer.words.changes} />
           {state.answer.verdict !== "does_not_fit" &&
-            state.answer.servers.map((server) => (
+            state.answer.servers.map((server, at) => (
               <div key={server.name}>
-                <p class="soft">
-                  {server.name}: {gib(server.peak_bytes, 1)}, KV {gib(server.pool_bytes, 1)},{" "}
-                  {t("pack.holds", {
-                    requests: held(atOnce(server)),
-                    length: count(server.args.max_model_len),
-                  })}
-                </p>
+                <p class="soft">{t(server.pool_bytes ? "pack.server" : "pack.no_cache", { name: server.name, peak: gib(server.peak_bytes), pool: gib(server.pool_bytes), holds: state.answer.words.holds[at] })}</p>
                 <Command text={commandLine(server.command, server.env)} />
               </div>
             ))}

@@ -8,7 +8,7 @@ import { useText } from "../text/language.jsx";
 import { Differences } from "./differences.jsx";
 import { Flags } from "./flags.jsx";
 import { Holders } from "./holders.jsx";
-import { Pack, Upgrade } from "./more.jsx";
+import { Pack, Upgrade, useFirstPacked } from "./more.jsx";
 import { picturePng, pictureSvg, save } from "./picture_file.js";
 import { Result, Strip } from "./result.jsx";
 import { Source, useLists } from "./source.jsx";
@@ -46,6 +46,8 @@ export function PlanArea({ params, active, fold }) {
   const unasked = (setup) => setup && faultIn(t, setup);
   const planA = answerTo(usePlan(setups.a), refused.a ?? unasked(setups.a));
   const planB = answerTo(usePlan(setups.b), refused.b ?? unasked(setups.b));
+  const packed = useFirstPacked(fold === "pack" ? setups.a : null);
+  const alone = answerTo(usePlan(packed?.setup), packed?.error);
   const draft = useRef(null);
   const editing = setups.b ? side : "a";
   const change = (which) => (setup) => {
@@ -93,7 +95,11 @@ export function PlanArea({ params, active, fold }) {
       </div>
       <div class="results">
         <div class="sides">
-          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : fold === "pack" ? t("pack.alone") : undefined} />
+          {packed ? (
+            <Result {...alone} setup={packed.setup} title={t("pack.alone")} />
+          ) : (
+            <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : fold === "pack" ? t("pack.alone") : undefined} />
+          )}
           {setups.b && (
             <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
           )}
@@ -105,7 +111,7 @@ export function PlanArea({ params, active, fold }) {
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
       </div>
       <div class="knobs">
-        <Strip plan={shown.plan} />
+        {!packed && <Strip plan={shown.plan} />}
         <Flags setup={setups[editing]} plan={shown.plan ?? shown.last} error={shown.error} onChange={change(editing)} />
       </div>
     </div>

@@ -84,17 +84,17 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
         {!error && <Status>{t("planning")}</Status>}
       </section>
     );
-  const onApply = (next) => {
+  const onApply = onChange && ((flags) => {
     keepStep();
-    onChange(next);
-  };
+    onChange(withFix(setup, flags));
+  });
   const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
   return (
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
       {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
       <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
-      <Fixes plan={plan} busy={busy} wish={setup} onApply={(flags) => onApply(withFix(setup, flags))} />
+      <Fixes plan={plan} busy={busy} wish={setup} onApply={onApply} />
       <Failure plan={plan} />
       <CardPicture plan={plan} scale={scale} active={hovered} onPart={setHovered} onOpen={(part) => setOpened(part)} />
       <div class="figures">
@@ -210,7 +210,7 @@ function Fixes({ plan, busy, wish, onApply }) {
     <li key={flagsWords(each.flags)} class="fix">
       <div class="fix-head">
         <code><ShellText text={flagsWords(each.flags)} /></code>
-        <Button kind="primary" onClick={() => onApply(each.flags)}>{t("fixes.apply")}</Button>
+        {onApply && <Button kind="primary" onClick={() => onApply(each.flags)}>{t("fixes.apply")}</Button>}
       </div>
       {isFirst && <Command text={commandLine(each.command, plan.env)} />}
       <MiniBar layout={each.layout} />

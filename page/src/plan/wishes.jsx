@@ -99,7 +99,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
         faultOf(t, "length", wish.context || USUAL.context, LIMITS.want_context),
         faultOf(t, "whole", wish.users || USUAL.users, LIMITS.want_users),
       ].map((fault) => fault && <p key={fault} class="problem">{fault}</p>)}
-      <p class="hint">{t("read.k")}</p>
+      <p class="hint">{t("read.length")}</p>
       <div class="row">
         <button type="submit" class="button primary" disabled={busy || !context || !users || Boolean(faultIn(t, shown))}>{t(busy ? "wish.busy" : "wish.find")}</button>
         {busy && <Button onClick={stop}>{t("models.stop")}</Button>}

@@ -99,7 +99,7 @@ function FleetTable({ rows, byUsers, onUse }) {
         {row.holds && <span class="soft gives-up">{serversWords(t, row)}</span>}
         {row.basis === "data_sheet" && <span class="soft gives-up">{t("fleet.band", row.step_time_band)}</span>}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
-        {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2) })}</span>}
+        {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2), at_once: Math.round(row.requests_at_once) })}</span>}
       </>
     )),
     figure("gpus", 0),
@@ -113,7 +113,7 @@ function FleetTable({ rows, byUsers, onUse }) {
   return (
     <>
       <SortableTable label={t("fleet.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu} />
-      <p class="soft">{t("fleet.notes")}</p>
+      <p class="soft">{t("fleet.notes")} {byUsers && t("fleet.note_each")}</p>
       {rows[0].smaller && <p class="soft">{rows[0].smaller}</p>}
     </>
   );

@@ -4,12 +4,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from legroom.cli.export import deliver
 from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
-from legroom.deployments.deployment import Deployment
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.exports.deploy.pack_files import pack_files
 from legroom.exports.export_request import ExportedFile
@@ -17,14 +15,13 @@ from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.releases import latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes, make_target, with_measurements
 from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack, pack_json
-from legroom.planning.packing.needs import OtherProgram, PackedServer, default_name, with_own_names_and_ports
+from legroom.planning.packing.needs import OtherProgram, PackedServer, with_own_names_and_ports
 from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
+from legroom.planning.packing.packed_server import SERVER_OPTIONS, packed_server
 from legroom.planning.packing.placement import Card, Shift, offered_cards
-from legroom.planning.search_space import CapacityGoal
 from legroom.render.pack_text import pack_text
-from legroom.units import parse_bytes, parse_length, parse_whole
+from legroom.units import parse_bytes
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.resolve import served_model
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
 DESCRIPTION = """\
@@ -150,35 +147,16 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
 def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
     """The server of one group of words on the first card; the notes about its command go to `args.remarks`."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
-    for option in ("--want-context", "--want-concurrency", "--name"):
+    for option in SERVER_OPTIONS:
         parser.add_argument(option)
-    parser.add_argument("--weight", default="1")
     own, rest, _ = split_words(parser, words)
-    options = parser.parse_args(own)
     described = {"vllm": args.vllm, "vllm_words": [], "command_words": rest, "prog": "legroom pack"}
     deployment = described_server(argparse.Namespace(**described, line=None, file=None, python=None))
     target = make_target(deployment.args, deployment.release, Machine(args.gpu, max(deployment.args.gpus_needed, 1)))
     target = with_measurements(replace(target, gpu=card.gpu), deployment.args)
-    try:
-        weight = float(options.weight)
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight < 1e6:
-        raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
-    name = options.name or default_name(deployment.args)
     args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
-    goal = _capacity_goal(options, deployment, args.policy)
-    return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
-
-
-def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
-    """The context and concurrency that one server is to hold; None where it states neither."""
-    if options.want_context is None and options.want_concurrency is None:
-        return None
-    usual = deployment.args.max_model_len or served_model(deployment.args).max_position_embeddings
-    context = parse_length(options.want_context, "--want-context") if options.want_context else usual
-    concurrency = parse_whole(options.want_concurrency or "1", "--want-concurrency", 1, 10**6)
-    return CapacityGoal(context, float(concurrency), policy=policy)
+    options = {f"--{name.replace('_', '-')}": value for name, value in vars(parser.parse_args(own)).items() if value}
+    return packed_server(options, target, deployment.args, args.policy, int(args.sleep_level))
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:

@@ -129,6 +129,8 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
         raise LegroomError(wrong, "name more servers than the fewest")
     at_once = pool.settings.usable_blocks * pool.settings.block_size / max(pool.settings.max_model_len, 1)
     policy = scaling_policy(args.replicas, args.autoscale, _server_start_s(args, pool), at_once)
+    for _, text in simulation_text.engines_row(trace):
+        note(text)
     with progress_bar("simulating") as bar:
         scaled = replay_autoscaled(trace, pool.settings, pool.cost, policy, bar)
     print_answer(args.json, scaled.as_json, lambda style: simulation_text.autoscale_text(scaled, style))

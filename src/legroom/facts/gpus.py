@@ -27,6 +27,8 @@ _VENDOR_WORDS = frozenset(
 )
 _SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*(?:[KMG]i?B?|Ti?B|T)\s*", re.IGNORECASE)  # 5090ti is a card
 _SIZE_WORD = re.compile(r"([0-9]+)gb?")
+_AND = re.compile(r"[,+&，、和]|\band\b", re.IGNORECASE)
+_SEVERAL_OF_ONE = re.compile(r"(?:([0-9]+)\s*[x×]\s*)?(.+)", re.IGNORECASE)
 _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
@@ -112,11 +114,15 @@ def gpu(name: str) -> Gpu:
         return card  # before sizes: 2080 ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _card_of_size(name)
-    names = [each.strip() for each in name.split(",")]
-    if len(names) > 1 and all(names):
-        smallest = min(names, key=lambda each: gpu(each).total_bytes)
-        share = "" if len(set(names)) == 1 else ", the smaller card: every rank gets the same share of the model"
-        raise LegroomError(f"{name!r} names several cards", f"write --gpu {smallest} --gpus {len(names)}{share}")
+    named = [_SEVERAL_OF_ONE.fullmatch(each.strip()) for each in _AND.split(name)]
+    if len(named) > 1 and all(named):
+        parts = [(each[2], int(each[1] or 1)) for each in named if each]
+        smallest = min((card for card, _ in parts), key=lambda each: gpu(each).total_bytes)
+        hint = f"write --gpu {smallest} --gpus {sum(count for _, count in parts)}"
+        if len({card for card, _ in parts}) > 1:
+            hint += ", the smaller card: every rank gets the same share of the model"
+            hint += "; for a server on each, ask of one at a time"
+        raise LegroomError(f"{name!r} names several cards", hint)
     counted = _COUNTED.fullmatch(name)
     if counted and _normalized_name(counted.group(2)) in _cards_by_name():
         why = f"{name!r} names {counted.group(1)} GPUs"

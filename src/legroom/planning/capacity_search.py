@@ -90,9 +90,9 @@ def search_flags(
     they are. `combinations`: those that an earlier search of the same question has computed."""
     combinations = {} if combinations is None else combinations
     found = _search(targets, args, goal, max_answers, combinations)
-    if max_answers == 1 and not found.short_bytes and (found.best is None or found.best.verdict == "tight"):
+    if max_answers == 1 and not found.short_bytes and not is_sure(found.best, args):
         more = search_flags(targets, args, goal, combinations=combinations)  # one that costs more may be sure to fit
-        found = more if more.best is not None and (more.best.verdict == "fits" or not found.best) else found
+        found = more if more.best is not None and (is_sure(more.best, args) or not found.best) else found
     answers = [each for each in (found.best, *(other for other, _ in found.alternatives)) if each]
     full = next((each for each in answers if _is_full(each, args)), None)
     if full is None or (found.best is not full and _costly_settings(answers[0]) == _costly_settings(full)):
@@ -101,13 +101,18 @@ def search_flags(
     limits = [each for each in UTILIZATIONS if USUAL_UTILIZATION <= each < (full.args.gpu_memory_utilization or 0.0)]
     lower = (_search(targets, args, replace(goal, most_utilization=most), max_answers, combinations) for most in limits)
     alike = (each for each in lower if each.best and _costly_settings(each.best) == _costly_settings(full))
-    return next((each for each in alike if found.best is full or (each.best and each.best.verdict == "fits")), found)
+    return next((each for each in alike if found.best is full or is_sure(each.best, args)), found)
 
 
 def _is_full(found: Plan, args: ServeArgs) -> bool:
     """Whether the plan's utilization is above USUAL_UTILIZATION although `args` did not ask for that."""
     share = found.args.gpu_memory_utilization or 0.0
     return share > USUAL_UTILIZATION and share != args.gpu_memory_utilization
+
+
+def is_sure(found: Plan | None, args: ServeArgs) -> bool:
+    """Whether the plan fits and leaves the usual share of the card to what vLLM does not count."""
+    return found is not None and found.verdict == "fits" and not _is_full(found, args)
 
 
 def _costly_settings(found: Plan) -> tuple[Any, ...]:
@@ -125,6 +130,8 @@ def _search(
     state = _SearchState()
     gpus_enough = math.inf
     for number, target in enumerate(targets):
+        if goal.quantized_only and not number:
+            continue
         fewest = gpus_for_weights(target, base_args, max(goal.gpus))
         for parallel in parallel_sizes(args, goal, traits(target.model).moe):
             gpus = math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
@@ -153,10 +160,10 @@ def _search(
         key=lambda each: (each.cost[0], each.cost[0] and _apart_from_split(each) not in roomy, *each.cost[2:])
     )
     plans = list(_starting_plans(state.options, base_args, goal, max_answers))
-    plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
-    if plans:  # a sure fit on no more GPUs goes before the tight ones
+    plans = [(found, _with_full_card(found, _with_values(found, losses), base_args)) for found, losses in plans]
+    if plans:  # a sure fit on no more GPUs goes before the others
         most = plans[0][0].args.gpus_needed
-        sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
+        sure = [each for each in plans if is_sure(each[0], base_args) and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
     if not plans:
         if state.options:  # memory was not what stopped them
@@ -294,16 +301,14 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
     return laid_out
 
 
-def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
-    """The plan and its losses. A raised utilization that leaves little memory free is a further loss; one above
-    USUAL_UTILIZATION instead makes the plan tight."""
+def _with_full_card(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[str, ...]:
+    """The losses, with a raised utilization that leaves hardly any memory free as one more."""
     share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
-    if share is None or share == base_args.gpu_memory_utilization or found.verdict != "fits":
-        return found, losses
+    is_full, is_given = _is_full(found, base_args), share in (None, base_args.gpu_memory_utilization)
+    if is_given or not (is_full or free < _ROOMY_SHARE * found.target.gpu.total_bytes):
+        return losses
     says = f"at {share:g} of the card only {human_bytes(free)} stays free"
-    if _is_full(found, base_args):
-        return replace(found, verdict="tight", reason=f"{says} for what vLLM does not count"), losses
-    return found, (*losses, says) if free < _ROOMY_SHARE * found.target.gpu.total_bytes else losses
+    return (*losses, f"{says} for what vLLM does not count" if is_full else says)
 
 
 def _combinations(
@@ -421,10 +426,15 @@ def _candidate(
     losses: list[str] = []
     lost = lost_bits(combination.target.model) if variant else 0
     if variant:
-        unpacked = ", which this card unpacks" if unpacks_weights(combination.target.model, combination.target) else ""
+        unpacked = (
+            ", which this card turns into 16 bits to compute with"
+            if unpacks_weights(combination.target.model, combination.target)
+            else ""
+        )
         losses.append(f"another checkpoint, its weights in {FULL_BITS - lost} bits{unpacked}")
-    if flags.get("kv_cache_dtype") == "fp8":
-        unpacked = ", which this card unpacks" if unpacks_fp8(combination.target) else ""
+    cache, given = combination.settings.kv_cache_dtype, combination.settings.given.kv_cache_dtype
+    if "kv_cache_dtype" in flags or (variant and given is None and cache.startswith("fp8")):  # the checkpoint's own
+        unpacked = ", which this card turns into 16 bits to compute with" if unpacks_fp8(combination.target) else ""
         losses.append(f"keys and values in 8 bits{unpacked}")
     if flags.get("enforce_eager"):
         losses.append("no CUDA graphs: slower decoding")

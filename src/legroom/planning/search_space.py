@@ -28,6 +28,8 @@ class CapacityGoal:
     gpus: tuple[int, ...] = (1,)
     policy: Policy = "balanced"
     most_utilization: float = 1.0
+    quantized_only: bool = False
+    """Whether only the quantized checkpoints are searched, and not the model itself."""
 
 
 def counts_up_to(most: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from legroom.facts.gpus import Gpu, GpuPrice, all_gpus, list_prices
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.planning.capacity_search import gpus_for_weights, search_flags
-from legroom.planning.checkpoints import quantized_checkpoints
+from legroom.planning.capacity_search import gpus_for_weights, is_sure, search_flags
+from legroom.planning.checkpoints import lost_bits, quantized_checkpoints
 from legroom.planning.plan import Plan, Target, cold_start, ready_command
 from legroom.planning.plan_json import layout_json
-from legroom.planning.search_space import CapacityGoal
+from legroom.planning.search_space import NODE_GPUS, CapacityGoal
 from legroom.records import dataclass
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.toml_tables import read_toml
@@ -42,6 +43,8 @@ class Fit:
     """What the largest part takes of one card."""
     wanted: float = 1.0
     """Requests of the full length at once that it has to hold."""
+    is_sure: bool = False
+    """It fits, and no setting that was searched for fills the card."""
 
     @property
     def count(self) -> int:
@@ -54,6 +57,7 @@ class Fit:
         return self.plan.holds if self.plan else 0.0
 
 
+SEVERAL_NODES = f"more than {NODE_GPUS} GPUs are several nodes"
 _DATA_CENTRE_GPUS = ("b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000")
 USUAL_GPUS = (*_DATA_CENTRE_GPUS, "rtx5090", "rtx4090", "a10", "l4", "t4")
 """The GPUs that are tried by default: common cards in clouds and workstations."""
@@ -100,21 +104,38 @@ def size_models(
 
 
 def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
-    """The fewest GPUs for `cell`, (model's index in the task, kind of GPU), and for a quantized checkpoint if it needs
-    fewer; if that is tight, also the fewest that surely hold it, where fewer than the model's."""
+    """The fewest GPUs of one kind for a model, given by its index, then for its checkpoints in 8 and in 4 bits where
+    these need fewer, or as many without a "but"; where the fewest are not sure to fit, also the fewest that are."""
     number, gpu = cell
     target, args = Target(task.models[number], gpu, 1, task.release), task.args[number]
-    fit = fewest_gpus(target, args, task.goal)
-    fewer = tuple(count for count in task.goal.gpus if not fit.plan or count < fit.count)
-    others = quantized_checkpoints(target, args) if fewer else []
-    smaller = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if others else fit
-    if fit.plan is None and smaller.plan is None:
-        return (smaller if smaller.short_bytes else fit,)  # the checkpoint that lacks the least
-    sure = smaller
-    while sure is not fit and sure.plan and sure.plan.verdict == "tight":
-        fewer = tuple(count for count in fewer if count > sure.count)
-        sure = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if fewer else fit
-    return tuple({id(row): row for row in (fit, smaller, sure) if row is fit or row.plan}.values())
+    rows, counts = _fits_up_to_sure(target, args, task.goal)
+    for _, same_width in groupby(quantized_checkpoints(target, args) if counts else [], lost_bits):
+        goal = replace(task.goal, gpus=counts, quantized_only=True)
+        more, counts = _fits_up_to_sure(target, args, goal, list(same_width))
+        rows += more
+        if not counts:
+            break
+    holding = [row for row in rows if row.plan]
+    nearest = min(rows, key=lambda row: row.short_bytes or math.inf)  # the checkpoint that lacks the least
+    return tuple([row for row in rows if row is rows[0] or row.plan] if holding else [nearest])
+
+
+def _fits_up_to_sure(
+    target: Target, args: ServeArgs, goal: CapacityGoal, others: Sequence[Model] = ()
+) -> tuple[list[Fit], tuple[int, ...]]:
+    """The fewest GPUs for the target's model or `others` and, where that is not sure to fit, the fewest that are; and
+    the numbers of GPUs that could do with less."""
+    rows = [fewest_gpus(target, args, goal, others)]
+    while rows[-1].plan and not rows[-1].is_sure:
+        more = tuple(count for count in goal.gpus if count > rows[-1].count)
+        following = fewest_gpus(target, args, replace(goal, gpus=more), others) if more else rows[0]
+        if following.plan is None or not more:
+            break
+        rows.append(following)
+    rows = [row for row in rows if row is rows[0] or row.is_sure]
+    last = rows[-1]
+    has_but = not last.is_sure or bool(last.plan and last.plan.args.enforce_eager and not args.enforce_eager)
+    return rows, tuple(count for count in goal.gpus if not last.plan or count < last.count + has_but)
 
 
 def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
@@ -128,6 +149,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "count": fit.count,
         "verdict": plan.verdict if plan else "does_not_fit",
         "reason": plan.reason if plan and plan.verdict == "tight" else "",
+        "notes": [SEVERAL_NODES] if fit.count > NODE_GPUS else [],
         "usd_per_hour": usd,
         "limiting": fit.limiting,
         "limiting_bytes": fit.limiting_bytes or None,
@@ -165,7 +187,7 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
             }
             limiting, limiting_bytes = max(parts.items(), key=lambda part: part[1])
             fitting, tried = (target.model.name, target.gpu, plan, result.losses), counts[:number]
-            return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency)
+            return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency, is_sure(plan, args))
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
 

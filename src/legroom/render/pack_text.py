@@ -61,8 +61,9 @@ def _card_lines(alike: Sequence[PackedCard], result: PackResult, style: Style) -
     rows = [tuple(style.paint(word, "dim") for word in ("", "peak", "", "KV cache", "holds"))]
     for name, bytes_ in use.awake:
         pool = pools.get(name, by_name[name].least_pool_bytes)
-        holds = _capacity_text(next((packed for packed in result.packed if packed.name == name), None))
-        rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", gib(pool), style.paint(holds, "dim")))
+        cache = gib(pool) if by_name[name].block_bytes else "none"
+        holds = capacity_text(next((packed for packed in result.packed if packed.name == name), None))
+        rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", cache, style.paint(holds, "dim")))
     stays = style.paint("what stays on the card", "dim")
     rows += [(name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", stays) for name, bytes_ in use.asleep]
     for other in use.card.others:
@@ -77,7 +78,7 @@ def _card_lines(alike: Sequence[PackedCard], result: PackResult, style: Style) -
     yield from (_MARGIN + line for line in columns(rows, "<>>><"))
 
 
-def _capacity_text(packed: Packed | None) -> str:
+def capacity_text(packed: Packed | None) -> str:
     """How many requests of the full context the server holds at once; empty where it does not start."""
     if packed is None or packed.plan.memory.failure:
         return ""

@@ -87,7 +87,7 @@ _RARE: Mapping[str, str] = {
     "gpus": "{} GPUs",
     "media": "the encoder of {}",
     "weights": "{} weights",
-    "fp8_marlin": "FP8 weights that vLLM runs through its Marlin kernel",
+    "fp8_marlin": "FP8 weights that vLLM turns into 16 bits to compute with (its Marlin kernel)",
     "memory": "{} memory",
     "runner": "the {} runner",
 }

@@ -125,6 +125,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     share = tally.peak_blocks / settings.usable_blocks
     null = ", and the null block" if settings.usable_blocks < settings.num_blocks else ""
     figures = [
+        *engines_row(timeline.trace),
         *_users_row(timeline),
         ("load", _load_text(timeline.trace)),
         ("steps", count(tally.steps)),
@@ -147,6 +148,13 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         figures.append(("throughput", f"{rate}  (estimated)"))
     waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
     return [*figures, ("wasted slots", waste)]
+
+
+def engines_row(trace: Trace) -> Iterator[tuple[str, str]]:
+    """(name, text) that figures are of one of several data-parallel engines; none for a server with one."""
+    if trace.engines > 1:
+        share = "they share the load in turn, and all figures here are of one of them"
+        yield "engines", f"{trace.engines} data-parallel engines: {share}"
 
 
 def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
@@ -299,6 +307,7 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
     cut_short = " before the interruption" if choice.interrupted else ""
     lines = [f"{len(choice.outcomes)} settings tried{cut_short}; those that no other beats:", ""]
     lines += [*columns(list(_choice_rows(choice, style)), "<>>>>>><"), ""]
+    lines += [line for _, text in engines_row(trace) for line in (*wrap(text, style.width), "")]
     if choice.best.rejected:
         rejected = f"{count(choice.best.rejected)} of {count(len(trace))}"
         consequence = "vLLM turns such requests away, and these figures leave them out."
@@ -323,7 +332,11 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     yield "", f"{'goodput' if has_limits else 'tokens'}/{unit}", *waits, "preemptions", "peak", "hits", "flags"
     for each in shown:
         mark = style.pick("▶", ">") if each == choice.best else ""
-        times = f"{each.goodput:,.1f}", f"{each.first_token_p99:,.2f}", f"{each.latency_p99:,.2f}"
+        times = (
+            f"{each.goodput:,.{1 if each.goodput >= 0.05 else 4}f}",
+            f"{each.first_token_p99:,.2f}",
+            f"{each.latency_p99:,.2f}",
+        )
         shares = f"{each.peak_ratio:.0%}", f"{each.hit_ratio:.0%}"
         yield mark, *times, count(each.preemptions), *shares, " ".join(any_release_words(each.flags))
 

@@ -8,10 +8,10 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, plural, wrap
 from legroom.facts.bundled import checkpoint_role, find
 from legroom.facts.gpus import GpuPrice, list_prices
-from legroom.planning.checkpoints import quantized_checkpoints
+from legroom.planning.checkpoints import FULL_BITS, lost_bits, quantized_checkpoints
 from legroom.planning.plan import Plan, cold_start, ready_command
 from legroom.planning.search_space import NODE_GPUS
-from legroom.planning.sizing import Fit, hourly_usd
+from legroom.planning.sizing import SEVERAL_NODES, Fit, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardSearch, DecodeRate, decode_rate
@@ -23,6 +23,13 @@ _ONE_USER = "one user, tok/s"
 _ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
 _SIZE_ALONE = "tokens/s and an 8-bit KV cache need a card by its name (rtx4090, l4), not by its size alone"
 _TOGETHER_NOTE = "all decoding at this length at once; prompts between make it slower: size --users replays them"
+_EACH_NOTE = (
+    "tok/s each and answer s: p50, with the prompts of others between, which the tok/s of --concurrency leaves out"
+)
+_MEMORY_ALONE = "size --concurrency asks for the memory of so many at full length, and for no speed"
+_HOLDS_NOTE = (
+    "holds: the memory for so many of them at once; of users who pause, fewer ask at once: size --users counts"
+)
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
@@ -43,9 +50,15 @@ def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
     lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
-    notes = [_ONE_USER_NOTE, *(f"{name}: {_TOGETHER_NOTE}" for name in each)] if lines else []
+    notes = (
+        [_ONE_USER_NOTE, *(f"{name}: {_TOGETHER_NOTE}" for name in each), *[_HOLDS_NOTE] * len(each)] if lines else []
+    )
     footers += [style.paint(line, "dim") for text in notes for line in wrap(text, style.width, "  ", "    ")]
-    footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
+    footers += (
+        [style.paint("  the command of another row: add --gpu NAME", "dim")]
+        if len(rows) > 2 and not _is_one_kind(fits)
+        else []
+    )
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
         footers.append(style.paint(f"  $/h: {source}; held/$: requests at once for a dollar an hour", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
@@ -62,13 +75,27 @@ def _price_source(prices: Sequence[GpuPrice]) -> str:
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    """The command of the first row that surely fits and, where it gives up something, of the first that does not."""
+    """The command of every row of one kind of GPU; of several kinds that of the first row that surely fits and, where
+    this has another checkpoint, of the first with the model itself."""
     rows = [(fit, fit.plan) for fit in fits if fit.plan]
-    held = [(fit, plan) for fit, plan in rows if plan.verdict == "fits"] or rows[:1]
-    unchanged = [(fit, plan) for fit, plan in held if not fit.losses] if held and held[0][0].losses else []
-    for fit, plan in (*held[:1], *unchanged[:1]):
-        yield from ("", _marked_tight(f"  {fit.count} x {fit.gpu.name}{'*' if fit.losses else ''}", plan, style))
+    held = [(fit, plan) for fit, plan in rows if fit.is_sure] or rows[:1]
+    own = [(fit, plan) for fit, plan in held if plan.target.model.name == fit.model and not fit.losses]
+    own = own or [(fit, plan) for fit, plan in held if plan.target.model.name == fit.model]
+    some = held[:1] + [each for each in own[:1] if held[0][0].losses and each != held[0]]
+    for fit, plan in rows if _is_one_kind(fits) else some:
+        yield from ("", _marked_tight(f"  {_row_name(fit)}{'*' if fit.losses else ''}", plan, style))
         yield from command_lines(ready_command(plan), style)
+
+
+def _row_name(fit: Fit) -> str:
+    """The GPUs of a row, with the bits of its weights where these are another checkpoint's."""
+    other = fit.plan.target.model if fit.plan and fit.plan.target.model.name != fit.model else None
+    return f"{fit.count} x {fit.gpu.name}{f' in {FULL_BITS - lost_bits(other)} bits' if other else ''}"
+
+
+def _is_one_kind(fits: Sequence[Fit]) -> bool:
+    """Whether all rows are of one kind of GPU."""
+    return len({fit.gpu.name for fit in fits}) == 1
 
 
 def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
@@ -78,15 +105,15 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
         if fit.plan and fit.losses:
             other = fit.plan.target.model.name
             given_up = f"{'; '.join(fit.losses)}{f' ({other})' if other != fit.model else ''}"
-            rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
+            rows.setdefault(given_up, []).append(_row_name(fit))
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
     for fit, plan in ((fit, fit.plan) for fit in fits if fit.plan):
         tight = [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
         for remark in (*first_start_loss(plan, fit.wanted), *tight):
-            yield from wrap(f"{fit.count} x {fit.gpu.name}: {remark}", style.width, "  ", "    ")
+            yield from wrap(f"{_row_name(fit)}: {remark}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
-        yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
+        yield style.paint(f"  {SEVERAL_NODES}", "dim")
     without, holding = [fit for fit in fits if fit.plan is None], {fit.gpu.name for fit in fits if fit.plan}
     for fit in without:
         if fit.short_bytes:
@@ -115,7 +142,7 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
     mark = style.paint("*", "orange") if fit.losses else ""
     shared = (1, math.ceil(fit.wanted / settings.data_parallel_size)) if fit.wanted > 1 else (1,)
     return (
-        _marked_tight(f"{fit.count} x {fit.gpu.name}{mark}", plan, style),
+        _marked_tight(f"{_row_name(fit)}{mark}", plan, style),
         " ".join(split) or nothing,
         nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.2f}",
         *(_rate_text(decode_rate(plan, settings.max_model_len, users), 1, style) for users in shared),
@@ -237,9 +264,10 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     remarks, arrow = [], style.pick("▶", ">")
     rates = [report.requests_per_s(fleet) for fleet in holding if fleet.outcome]
     if (users := report.load.trace.users) and rates:
-        asked = f"{min(rates):.2g} to {max(rates):.2g}" if max(rates) > 1.05 * min(rates) else f"{max(rates):.2g}"
-        waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
-        remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
+        at_once = [each for fleet in holding if (each := report.requests_at_once(fleet)) is not None]
+        waits = f"each waits for the answer, then {users.think_s:g} s, so {_span(at_once)} requests run at once"
+        remarks.append(f"{users.count:,.0f} users send {_span(rates)} requests a second: {waits}; {_MEMORY_ALONE}")
+        remarks.append(_EACH_NOTE)
     if holding:
         spare = f"counted so that a server could finish {OVERLOAD_RATIO:.0%} more requests a second than it gets"
         remarks.append(f"{spare}; with fewer GPUs users wait longer: legroom simulate shows how long")
@@ -269,6 +297,12 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     remarks += filter(None, [smaller_weights_text(report, fleets)])
     for remark in remarks:
         yield from wrap(remark, style.width, "  ", "    ")
+
+
+def _span(figures: Sequence[float]) -> str:
+    """The smallest and the largest figure as `4.7 to 6.1`; one where they are alike."""
+    low, high = (f"{figure:,.2g}" if figure < 10 else f"{figure:,.0f}" for figure in (min(figures), max(figures)))
+    return f"{low} to {high}" if max(figures) > 1.05 * min(figures) else high
 
 
 def smaller_weights_text(report: FleetReport, fleets: Sequence[SizedFleet]) -> str:

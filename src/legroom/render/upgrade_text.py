@@ -8,7 +8,7 @@ from legroom.drawing.text import columns, paragraphs, wrap
 from legroom.planning.plan import Plan
 from legroom.planning.upgrades.kv_changes import ByteChange
 from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
-from legroom.render.plan_parts import plan_headline, short_model_name
+from legroom.render.plan_parts import VERDICT_COLOURS, plan_headline, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 from legroom.vllm.command_line import change_words
@@ -241,19 +241,26 @@ def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
         return []
     header = ("vLLM", "KV GiB", "tokens printed", "at once", "free GiB", "what moved")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_step_row(step) for step in steps if step.differs]
+    rows += [_step_row(step, style) for step in steps if step.differs]
+    reasons: dict[str, list[str]] = {}
+    for step in steps:
+        if step.differs and step.plan and step.plan.verdict == "tight":
+            reasons.setdefault(step.plan.reason, []).append(step.release.version)
+    texts = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} tight: {why}" for why, names in reasons.items()]
+    tight = [line for text in texts for line in wrap(text, style.width, "  ", "    ")]
     same = sum(not step.differs for step in steps)
     alike = [style.paint(f"  {same} releases between them change none of these figures", "dim")] if same else []
-    return [*(f"  {line}" for line in columns(rows, "<>>>><")), *alike]
+    return [*(f"  {line}" for line in columns(rows, "<>>>><")), *tight, *alike]
 
 
-def _step_row(step: ReleaseStep) -> tuple[str, ...]:
+def _step_row(step: ReleaseStep, style: Style) -> tuple[str, ...]:
     """A release's KV GiB, KV tokens, concurrency, free GiB, largest change and verdict, or why it refuses."""
     if (made := step.plan) is None:
         return (step.release.version, "", "", "", "", step.refused)
     large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
     moved = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
     moved += [f"{len(large) - 1} more"] if len(large) > 1 else []
-    moved += [_WORDS[made.verdict]] if made.verdict != "fits" else []
+    word, colour = _WORDS.get(made.verdict, ""), VERDICT_COLOURS[made.verdict]
+    name = f"{step.release.version} {style.paint(word, colour, 'bold')}" if word else step.release.version
     pool, free = (f"{bytes_ / GIB:.2f}" for bytes_ in (made.layout.kv_cache.bytes, made.layout.headroom_bytes))
-    return step.release.version, pool, f"{max(made.memory.kv.tokens, 0):,}", _held(made), free, ", ".join(moved)
+    return name, pool, f"{max(made.memory.kv.tokens, 0):,}", _held(made), free, ", ".join(moved)

@@ -251,14 +251,16 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """The Pareto front by finished requests, goodput, p99 time to first token and p99 latency; of equals one."""
+    """The Pareto front by finished requests, goodput, p99 time to first token and p99 latency; of equals one. What
+    serves no request within the limits is no rival of what serves some."""
 
     def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
         """The four figures, smaller is better."""
         return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
 
     kept: list[ReplayOutcome] = []
-    for outcome in sorted(outcomes, key=lambda each: (*costs(each), each.preemptions)):
+    serving = [outcome for outcome in outcomes if outcome.goodput > 0] or outcomes
+    for outcome in sorted(serving, key=lambda each: (*costs(each), each.preemptions)):
         if not any(all(map(le, costs(other), costs(outcome))) for other in kept):
             kept.append(outcome)
     return kept

@@ -332,6 +332,11 @@ class FleetReport:
         """The arrival rate; of users, the rate at which they send given this fleet's time to answer."""
         return fleet.outcome.requests_per_s if self.load.trace.users and fleet.outcome else self.load.requests_per_s
 
+    def requests_at_once(self, fleet: SizedFleet) -> float | None:
+        """Requests of the users that wait or run at a time: those who do not pause; None of other loads."""
+        users = self.load.trace.users
+        return max(0.0, users.count - self.requests_per_s(fleet) * users.think_s) if users and fleet.outcome else None
+
     def usd_per_hour(self, fleet: SizedFleet) -> Money | None:
         """(low, middle, high) dollars per hour of the whole fleet; None without a price or if it does not hold."""
         price = self.price_of(fleet)
@@ -421,6 +426,7 @@ class FleetReport:
             "time_per_token_p99_s": round(outcome.time_per_token_p99, 5) if outcome else None,
             "requests_per_s": round(outcome.requests_per_s, 4) if outcome else None,
             "tokens_per_s_each": round(1 / (outcome.time_per_token_p50 or inf), 2) if outcome else None,
+            "requests_at_once": (at_once := self.requests_at_once(fleet)) and round(at_once, 1),
             "answer_p50_s": round(outcome.latency_p50, 3) if outcome else None,
             "price": price and {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source},
             "usd_per_hour": _band_json(self.usd_per_hour(fleet)),

@@ -33,7 +33,8 @@ class PlannedScheduler(NamedTuple):
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
     """A planned server's scheduler settings (blocks, token budgets, KV cache groups), with notes for the user."""
     settings, kv = plan.settings, plan.memory.kv
-    start_note = () if plan.starts else (f"such a server is tight and may not start: {plan.reason}",)
+    doubt = "" if plan.starts else " and may not start"
+    start_note = (f"such a server is tight{doubt}: {plan.reason}",) if plan.verdict == "tight" else ()
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from waiting import wait_until
@@ -702,6 +703,36 @@ def test_size_and_pack_are_places_whose_question_comes_first(served, open_page):
     assert page.evaluate(f"{top.format('.asked')} < {top.format('.sides')}")
     page.reload()
     page.get_by_role("button", name="Pack them").wait_for()
+
+
+def test_the_first_packed_server_is_shown_alone_with_the_options_of_pack_left_out(served, open_page):
+    lines = quote("vllm serve qwen3-4b --max-model-len 8192 --weight 2\nvllm serve bge-m3\n")
+    page = open_page(f"{served.url}#/pack?model=llama-3.1-70b&gpu=h100&pack={lines}")
+    page.get_by_role("button", name="Pack them").click()
+    page.wait_for_selector(".asked .command")
+    assert "weight" not in page.inner_text(".asked .command")
+    assert "bge-m3: " in page.inner_text(".asked") and "keeps no KV cache" in page.inner_text(".asked")
+    page.wait_for_selector(".sides .verdict:has-text('Qwen/Qwen3-4B')")
+    assert "70B" not in page.inner_text(".sides")
+    assert "--weight" not in page.inner_text(".sides .to-run")
+
+
+def test_size_says_what_each_of_its_figures_is_and_which_rows_are_several_nodes(served, open_page):
+    page = open_page(f"{served.url}#/size?model=deepseek-v3&gpu=h100&want_context=8192&want_users=4")
+    page.wait_for_selector(".holders tbody tr")
+    assert "Tok/s each of 4: all decoding at this length at once" in page.inner_text(".holders")
+    page.wait_for_selector("text=more than 8 GPUs are several nodes")
+
+
+def test_what_32k_means_is_said_once_of_lengths_and_once_of_flags(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=qwen3-0.6b&gpu=l4")
+    verdict(page)
+    text = page.inner_text("main")
+    assert [text.count(said) for said in ("32k means 32,768", "In a flag 32k is 32,000", "as vLLM reads it")] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_the_suggested_wish_is_nobodys_until_it_is_typed_or_searched_for(served, open_page):

@@ -17,6 +17,7 @@ from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, other_value
 from legroom.vllm.resolve import resolve
+from legroom.vllm.traits import is_pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class ServerNeeds:
     """The upper side of the 90 % band of `fixed_bytes`."""
     least_pool_bytes: int
     most_pool_bytes: int
-    """The KV cache of max_num_seqs full-length requests."""
+    """The KV cache of max_num_seqs full-length requests; of a pooling model, of what one step reads."""
     block_bytes: int
     """0: the model has no KV cache."""
     requested_bytes: int = 0
@@ -181,5 +182,8 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
             break
         # 0.29+ holds the null block back.
         blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
-    most = max(blocks, math.ceil(settings.max_num_seqs * request + 1)) * block
+    useful = float(settings.max_num_seqs)
+    if is_pooling(server.args, server.target.model):  # a text is gone with the step that reads its end
+        useful = min(useful, settings.max_num_batched_tokens / length + 1)
+    most = max(blocks, math.ceil(useful * request + 1)) * block
     return (given, given, block) if given else (blocks * block, most, block)

@@ -153,23 +153,27 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.machine import Machine, card_and_used_bytes, make_target
     from legroom.planning.packing.gpu_packing import PackRequest, pack_json
     from legroom.planning.packing.gpu_packing import pack as pack_servers
-    from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
+    from legroom.planning.packing.needs import with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
+    from legroom.planning.packing.packed_server import packed_server, split_command
     from legroom.planning.packing.placement import offered_cards
-    from legroom.render.pack_text import change_texts, pack_headline, split_texts
+    from legroom.render.pack_text import capacity_text, change_texts, pack_headline, split_texts
 
-    card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
+    on = release(request["vllm"]) if request.get("vllm") else None
+    card, used_bytes = card_and_used_bytes(machine_of_request(request), on or latest(), ServeArgs())
     servers = []
-    for command in request["commands"]:
-        deployment = deployment_from_command(command)
+    for text in request["commands"]:
+        options, command = split_command(text)
+        deployment = deployment_from_command(command, on)
         needed = Machine(request["gpu"], max(deployment.args.gpus_needed, 1), request.get("gpu_memory"))
         target = replace(make_target(deployment.args, deployment.release, needed), gpu=card)
-        servers.append(PackedServer(default_name(deployment.args), target, deployment.args))
+        servers.append(packed_server(options, target, deployment.args, "safe"))
     cards = offered_cards([card] * (request.get("gpus") or 1), (), used_bytes)
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
     changes = changes_that_fit(result)
     ways = change_texts(changes) if result.verdict == "does_not_fit" else split_texts(result)
-    return pack_json(result, changes) | {"words": {"headline": pack_headline(result), "changes": ways}}
+    words = {"headline": pack_headline(result), "changes": ways, "holds": list(map(capacity_text, result.packed))}
+    return pack_json(result, changes) | {"words": words}
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     time; LegroomError for arrivals in seconds where neither `plan` nor `step_ms` is given."""
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.fleet_size import lasting_verdict
-    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.from_plan import hardware, planned_scheduler
     from legroom.simulation.replay_outcome import Goal
     from legroom.simulation.step_time import fixed_cost, roofline, step_band
     from legroom.simulation.timeline import pool_curves_json
@@ -253,7 +257,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     band = step_band(plan, work) if plan and work else None
     load = lasting_verdict(timeline, Goal(), cost, band)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
-    notes = [band.text] if band else []
+    notes = [*(planned_scheduler(plan).notes[1:] if plan else ()), *([band.text] if band else [])]
     return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
 
 
