@@ -187,3 +187,35 @@ def test_deeper_lines_of_a_folded_text_are_read_at_their_own_place():
     )
     assert {each for each in found(("a.yaml", text)) if each[0] == "flag-unknown"} == {("flag-unknown", "error", 18)}
     assert "not-understood" not in rules(("a.yaml", text))
+
+
+@pytest.mark.parametrize("kept", ["ID=$(%s)", 'local ID="$(%s)"', "%s", "export ID=$(sudo %s) || exit 1"])
+def test_a_container_whose_id_is_kept_is_read_as_any_other(kept):
+    run = f"docker run -d \\\n  --gpus all -p 80:9000 {IMAGE} \\\n  --model org/m --nope"
+    told = found(("run.sh", f"#!/bin/bash\n{kept % run}\necho $ID\n"))
+    assert ("flag-unknown", "error", 4) in told and ("port-unreachable", "warning", 3) in told
+
+
+def test_a_variable_of_flags_is_no_model():
+    text = f"services:\n  llm:\n    image: {IMAGE}\n    command: %s\n    ports: ['80:9000']\n"
+    assert "port-unreachable" in rules(("compose.yml", text % "${MODEL}"))
+    assert "port-unreachable" not in rules(("compose.yml", text % "${VLLM_CMD_ARGS}"))
+
+
+def test_a_share_that_only_a_variable_tells_is_not_counted():
+    other = f"{{image: '{IMAGE}', command: --model org/m --gpu-memory-utilization 0.3, deploy: %s}}"
+    device = "{resources: {reservations: {devices: [{count: 1, capabilities: [gpu]}]}}}"
+    text = f"services:\n  a: {{image: '{IMAGE}', command: '%s', deploy: {device}}}\n  b: {other % device}\n"
+    assert "does-not-fit" in rules(("compose.yml", text % "--model org/m"))
+    assert "does-not-fit" not in rules(("compose.yml", text % "${ALL_ARGS}"))
+
+
+@pytest.mark.parametrize(("key", "is_named"), [("servers", True), ("speed_test_configs", False)])
+def test_shares_of_runs_that_follow_each_other_are_not_added(key, is_named):
+    text = f"{key}:\n  - vllm: 1\n    gpu_memory_utilization: 0.5\n  - vllm: 2\n    gpu_memory_utilization: 0.6\n"
+    assert ("does-not-fit" in rules(("vllm.yaml", text))) == is_named
+
+
+def test_more_flags_of_a_mapping_are_flags_and_their_key_is_none():
+    text = "model: {path: org/m}\nvllm:\n  max_model_len: 2048\n  dtype: auto\n  extra_args: [%s, '1']\n"
+    assert ["flag-unknown" in rules(("a.yaml", text % flag)) for flag in ("--seed", "--sede")] == [False, True]

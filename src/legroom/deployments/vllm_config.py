@@ -13,6 +13,10 @@ _COMMON_FLAGS = frozenset(read_data("file_formats.json")["common_flags"])
 """Common flags: a vLLM config file has at least one of them."""
 
 
+_MORE_FLAGS = ("--extra-args", "--additional-args", "--extra-vllm-args")
+"""Keys by which programs that start vLLM from such a mapping take flags as they are."""
+
+
 def is_config(document: Node) -> bool:
     """Whether the document is a vLLM --config file: two thirds of its keys are flags, one a common flag."""
     if any(key != key.lower() for key, _ in document.items()):
@@ -46,7 +50,8 @@ def config_words(document: Node, release: Release) -> list[Word]:
         elif isinstance(plain, dict) and flag in all_flag_names():  # `labels: {a: b}` is another program's
             words += [Word(flag, offset), Word(json.dumps(plain), value.offset)]
         elif isinstance(plain, list):
-            words += [Word(flag, offset), *(item.word() for item in value.list())] if plain else []
+            head = () if flag in _MORE_FLAGS else (Word(flag, offset),)
+            words += [*head, *(item.word() for item in value.list())] if plain else []
         elif value.scalar:
             words += [Word(flag, offset), Word(value.scalar, value.offset)]
     return words

@@ -284,7 +284,8 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields
-        is_model = is_model and word.text != "$@" and not word.text.startswith("__")  # a whole command may be filled in
+        # A whole command may be filled in.
+        is_model = is_model and word.text != "$@" and not word.text.startswith("__") and not _FLAGS.search(word.text)
         if is_model or not _OPEN.search(word.text):
             continue
         head = word if word.text.startswith("--") and "=" in word.text else before
@@ -296,6 +297,7 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     return False
 
 
+_FLAGS = re.compile(r"(?i)args|flags|opt(?:ion)?s\b|cmd|command")
 _OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>|__\w+__")
 
 

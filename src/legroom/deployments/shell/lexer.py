@@ -217,7 +217,7 @@ def _parse_word(text: str, start: int) -> tuple[Word, int]:
             out.append(text[position : end + 1])
             position = end + 1
         elif text.startswith(("$(", "${"), position):
-            end = _after_closing_bracket(text, position + 1)
+            end = after_closing_bracket(text, position + 1)
             out.append(_QUOTED_DEFAULT.sub(r"\1\3}", text[position:end]))
             position = end
         elif character in "<{" and (blank := _PLACEHOLDER.match(text, position)):
@@ -244,7 +244,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
             out.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[position + 1], text[position + 1]))
             position += 2
         elif text.startswith("$(", position):
-            end = _after_closing_bracket(text, position + 1)
+            end = after_closing_bracket(text, position + 1)
             out.append(text[position:end])
             position = end
         else:
@@ -253,7 +253,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
     return "".join(out), position + 1
 
 
-def _after_closing_bracket(text: str, position: int) -> int:
+def after_closing_bracket(text: str, position: int) -> int:
     """The position after the bracket that closes the one at `position`; the text's end where none does."""
     opening = text[position]
     closing = {"(": ")", "{": "}"}[opening]

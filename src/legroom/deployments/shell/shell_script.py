@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from legroom.deployments import server_words
 from legroom.deployments.mounts_and_ports import published_port
-from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
+from legroom.deployments.shell.lexer import TooManyWords, Word, after_closing_bracket, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
 from legroom.deployments.subjects import FilePart, InvokedCommand, Runs, StartedServer, Subject, change_servers
@@ -21,7 +21,7 @@ _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
 def read_shell(source: Text, env: Mapping[str, Word] | None = None) -> FilePart:
     """A script as a file part: all its commands and the servers they start; `env`: variables that it begins with."""
     subjects: list[Subject] = []
-    unread = None
+    unread, source = None, source.with_text(_with_kept_ids_as_commands(source.text))
     try:
         for subject in script_subjects(source, "shell", env or {}):
             subjects.append(subject)
@@ -30,6 +30,20 @@ def read_shell(source: Text, env: Mapping[str, Word] | None = None) -> FilePart:
     hidden = dict(_not_exported(re.sub(r"(?m)^([ \t]*)#.*", lambda line: " " * len(line[0]), source.text)))
     servers = change_servers(subjects, lambda server: replace(server, not_exported=hidden) if hidden else server)
     return FilePart("shell", source, tuple(servers), unread=unread)
+
+
+_KEPT_ID = pattern("shell_script.kept_id")
+
+
+def _with_kept_ids_as_commands(text: str) -> str:
+    """The text with each `ID=$(docker run ...)` as a command of its own, at its place."""
+    for found in reversed([*_KEPT_ID.finditer(text)]):
+        end = after_closing_bracket(text, found.end() - 1)
+        blank, tail = " " * len(found["kept"]), len(found["quote"])
+        text = (
+            f"{text[: found.start('kept')]}{blank}{text[found.end() : end - 1]}{';' * (1 + tail)}{text[end + tail :]}"
+        )
+    return text
 
 
 _PLAIN_ASSIGNMENT = pattern("shell_script.plain_assignment")

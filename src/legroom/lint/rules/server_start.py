@@ -10,7 +10,17 @@ from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
 from legroom.facts import pattern
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
+from legroom.lint.rule import (
+    Context,
+    Findings,
+    Severity,
+    checks,
+    finding,
+    flag_place,
+    flag_word,
+    has_open_words,
+    runs_on_rocm,
+)
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
@@ -123,7 +133,8 @@ def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterat
 def _shares(server: StartedServer, context: Context) -> dict[int, float]:
     """GPU index -> the gpu_memory_utilization that a server asks of it; empty where the file does not tell."""
     args = context.parsed_args(server).args
-    if args.kv_cache_memory_bytes is not None or not server.runs_on_gpus:
+    is_open = has_open_words(server) and flag_word(server, "--gpu-memory-utilization") is None
+    if args.kv_cache_memory_bytes is not None or is_open or not server.runs_on_gpus:
         return {}
     share = args.gpu_memory_utilization or float(default("--gpu-memory-utilization", context.release_of(server)))
     return dict.fromkeys(server.gpu_ids[: args.gpus_needed], share)
