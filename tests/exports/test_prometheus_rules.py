@@ -37,9 +37,14 @@ LOADED = {
 """Cases in which only alerts on the pool fire."""
 
 
-def exported(written_for, folder, **options):
+@cache
+def files_of(written_for, options):
     known = None if written_for == "any" else release(written_for)
-    for file in prometheus.files(ExportRequest(known, None, options)):
+    return prometheus.files(ExportRequest(known, None, dict(options)))
+
+
+def exported(written_for, folder, **options):
+    for file in files_of(written_for, tuple(options.items())):
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)
