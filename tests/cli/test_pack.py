@@ -156,3 +156,13 @@ def test_a_pooling_model_takes_no_more_kv_cache_than_one_step_reads(capsys):
     tokens = args["max_num_batched_tokens"] + args["max_model_len"]
     assert args["max_model_len"] <= embedder["kv"]["tokens"] <= tokens + 2 * embedder["kv"]["block_size"]
     assert chat["pool_bytes"] > 10 * embedder["pool_bytes"]
+
+
+def test_what_stays_free_for_a_desktop_is_named(capsys):
+    servers = ("--", "vllm", "serve", "qwen3-0.6b", "--max-model-len", "8192")
+    said = {}
+    for card in ("rtx4090", "l4"):
+        assert main(["pack", "--gpu", card, *servers]) == 0
+        said[card] = capsys.readouterr().out
+    assert ", and a desktop may take 1.20 GiB" in said["rtx4090"]
+    assert "desktop" not in said["l4"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, paragraphs, plural, wrap
 from legroom.facts.release_support import ENDPOINTS_SWITCH
+from legroom.memory.overhead import desktop_bytes
 from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
@@ -74,6 +75,11 @@ def _card_lines(alike: Sequence[PackedCard], result: PackResult, style: Style) -
         rows.append(("missing", gib(-free), share, "", style.paint("even with the least KV caches", "red")))
     else:
         kept = f"the estimates may miss by {human_bytes(use.spread_bytes)}" if use.awake else ""
+        kept += (
+            f", and a desktop may take {human_bytes(desktop)}"
+            if kept and (desktop := desktop_bytes(use.card.gpu))
+            else ""
+        )
         rows.append(("free", gib(free), share, "", style.paint(kept, "dim")))
     yield from (_MARGIN + line for line in columns(rows, "<>>><"))
 
