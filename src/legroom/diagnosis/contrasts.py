@@ -13,6 +13,8 @@ from legroom.vllm.args import ServeArgs
 
 Contrast = tuple[Mapping[str, Any], bool, str]
 """Settings by vLLM's Python names (None: taken away) or variables, whether it started, and the clause."""
+Features = tuple[tuple[re.Pattern[str], str, Any], ...]
+"""The pattern of a feature's names, the setting that switches it, and its value without the feature."""
 
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
@@ -26,10 +28,11 @@ def _words(name: str) -> re.Pattern[str]:
     return re.compile(read_data("evidence.json")["contrasts"][name])
 
 
-@cache
-def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
-    """(pattern of a feature's names, setting that switches it, its value without the feature) for each feature."""
-    rows = read_data("evidence.json")["features"]
+def _features(text: str) -> Features:
+    """The known features, and each word that the JSON value of a flag in `text` gives, such as a method's name."""
+    rows = [*read_data("evidence.json")["features"]]
+    for flag, value in _words("json_flag").findall(text):
+        rows += ([re.escape(word), flag.replace("-", "_"), None] for word in _words("json_word").findall(value))
     return tuple((re.compile(rf"(?i)\b(?:{words})"), name, value) for words, name, value in rows)
 
 
@@ -37,6 +40,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands says the server started or failed with."""
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
+    features = _features(text)
     for sentence in setting_words("sentence").split(plain):
         if lowered := _words("lowered").search(sentence):
             tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
@@ -46,7 +50,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
         fails_later, before = bool(_words("fails_later").search(sentence)), repeated
         repeated = step[1] if (step := _words("step").search(sentence)) else repeated * sentence.strip(" .)").isdigit()
         told, _, cure = sentence.partition(unless[0] if (unless := _words("unless").search(sentence)) else "\n")
-        if settings := dict((*_mentions(cure, release, shares), *_remedies(cure, last_flag))):
+        if settings := dict((*_mentions(cure, release, shares), *_remedies(cure, last_flag, features))):
             yield settings, True, cure
         for part in _words("clause").split(told):
             clause = f"{before} {part}" if _words("condition").match(before) else part  # "without it, it starts"
@@ -55,14 +59,14 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
-                settings |= {} if failed else dict(_remedies(clause, last_flag or last_feature))
+                settings |= {} if failed else dict(_remedies(clause, last_flag or last_feature, features))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
             elif (
                 taken_away := dict(  # "only with LoRA": the feature without which it does not fail
                     pair
                     for match in _words("only_with").finditer(clause)
-                    for pair in _features_off(clause[match.end() :])
+                    for pair in _features_off(clause[match.end() :], features)
                 )
             ):
                 yield taken_away, True, ""
@@ -70,7 +74,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             flags = _words("flag_name").findall(clause)
             named = [one or other for one, other in flags if one or other.replace("-", "_") in SETTINGS]
             last_flag = f"--{named[-1]}" if named else last_flag
-            last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
+            last_feature = next((name for words, name, _ in features if words.search(clause)), last_feature)
 
 
 def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
@@ -103,25 +107,28 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
     yield from ((name, value) for name, value in variables if name.startswith(("VLLM_", "PYTORCH_")))
 
 
-def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
+def _remedies(clause: str, last_flag: str, features: Features) -> Iterator[tuple[str, Any]]:
     """(setting, its value when off, or None) for each that a clause says to leave out; eager mode is (name, True)."""
+    for pattern, name, value in features:
+        if any(_words("switched_off").match(clause, match.end()) for match in pattern.finditer(clause)):
+            yield name, value
     for match in _words("without").finditer(clause):
         rest = clause[match.end() :]
         if re.match(r"(?:it|that|this|them)\b", rest) and last_flag:
             name = last_flag.lstrip("-").replace("-", "_")
-            yield name, next((value for _, feature, value in _features() if feature == name), None)
+            yield name, next((value for _, feature, value in features if feature == name), None)
         elif flag := re.match(r"[`'\"]*--([a-z][\w-]+)", rest):
             yield flag[1].replace("-", "_"), None
         else:
-            yield from _features_off(rest)
+            yield from _features_off(rest, features)
     yield from ((name, None) for match in _UNSET.findall(clause) for name in match if name)
     if re.search(r"(?i)(?:\b|_)eager\b", clause):
         yield "enforce_eager", True
 
 
-def _features_off(text: str) -> Iterator[tuple[str, Any]]:
-    """(setting, its value without the feature) for each feature that the text begins with."""
-    return ((name, value) for pattern, name, value in _features() if pattern.match(text))
+def _features_off(text: str, features: Features) -> Iterator[tuple[str, Any]]:
+    """(setting, its value without the feature) for each of the `features` that the text begins with."""
+    return ((name, value) for pattern, name, value in features if pattern.match(text))
 
 
 def attempts_in_vain(text: str) -> Iterator[Mapping[str, Any]]:
@@ -156,4 +163,4 @@ def _tried_settings(sentence: str) -> Iterator[Mapping[str, Any]]:
     for match in _words("bare").finditer(sentence):
         name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         if name not in valued:
-            yield {f"tried {name}": (match["down"] and "lower") or (match["up"] and "raise") or ""}
+            yield {f"tried {name}": ((match["down"] or match["cut"]) and "lower") or (match["up"] and "raise") or ""}

@@ -14,7 +14,7 @@ from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.contrasts import attempts_in_vain, contrasts, failed_utilizations, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
-from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose, sentence_lines
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -25,7 +25,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, description_evidence
-from legroom.diagnosis.told_settings import settings_of_rerun
+from legroom.diagnosis.told_settings import settings_of_rerun, stated_settings
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
@@ -165,8 +165,8 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _promote_described_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with a person's account as the failure where no printed line is one; else without it."""
-    if any(map(is_own_failure, evidence)):
+    """The evidence with a person's account as the failure where no line that a program printed is one; else without it."""
+    if any(is_own_failure(item) and not (item.is_told and item.role == "host") for item in evidence):
         return [item for item in evidence if item.role != "told"]
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
@@ -216,6 +216,7 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _is_plausible(item)]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
+        own = [item for item in own if item.id != "wrong_output"]  # what crashes explains the answers, too
     evidence = _promote_described_failures(_demote_own_kills(_without_other_attempts(own)))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
@@ -281,7 +282,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
         return False
     shown = {item.line for item in case.evidence if not item.is_told and not item.id.startswith("asks_")}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
-    return len(WORD.findall(" ".join(others))) >= FEW_WORDS
+    return len(WORD.findall(" ".join(others))) >= FEW_WORDS or bool(case.startup.args.model)
 
 
 def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:
@@ -309,16 +310,17 @@ def _with_pasted_command(
         )
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
-    failure_line = last.first_failure.line if last.first_failure else None
+    failure, failure_line = last.first_failure, last.first_failure.line if last.first_failure else None
     told, full_text = tuple(contrasts(text, release or latest())), text
     for _, worked, clause in told:
         # What worked, or was tried afterwards, was not set in the run that failed.
-        text = text.replace(clause, "") if worked or is_attempt(clause) else text
+        is_own = failure is not None and bool(failure.facts) and failure.window[:20] in clause
+        text = text.replace(clause, "") if worked or (is_attempt(clause) and not is_own) else text
     command, args = pasted_command(text, failure_line, release, lambda args: _mismatch(args, last))
     if hints is not None and hints.command:
         args = given_deployment(hints, release).args
     elif command and not any(case.startup.args_known for case in cases):
-        if rerun := settings_of_rerun(text):  # behind the others: the last of two values counts
+        if rerun := {**_settings_of_failure(text, failure_line), **settings_of_rerun(text)}:  # the last value counts
             later = (f" {flag_name(name)} {value}" for name, value in rerun.items())
             args, command = replace(args, **rerun), re.split(r"\s(?:\d?>|[&|])", command)[0] + "".join(later)
         hints = replace(hints or Hints(), command=command)
@@ -344,6 +346,13 @@ def _with_pasted_command(
     cases = tuple(replace(case, reported=tuple(reported), attempts=tried) for case in cases)
     cases = tuple(replace(case, too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
+
+
+def _settings_of_failure(text: str, failure_line: int | None) -> dict[str, Any]:
+    """Setting -> value that the sentence of the failure states; empty where no command stands above it."""
+    lines = text.split("\n")
+    is_below = max((end for _, end, _ in command_lines(lines)), default=math.inf) < (failure_line or 0)
+    return stated_settings([*sentence_lines(lines)][(failure_line or 0) - 1]) if is_below else {}
 
 
 def _too_small_share(

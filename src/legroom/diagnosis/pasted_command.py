@@ -24,7 +24,8 @@ from legroom.vllm.parse import parse_flags
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
-_PROSE_END = re.compile("[`，。；：（）]")
+_PROSE_END = re.compile(r"[`，。；：（）？！]|(?<=[A-Za-z\d])(?=[\u3040-\u9fff]{4})")
+_PICTURE = re.compile(r"!\[[^\]\n]*\]\([^)\s]*\)|<img [^>\n]*>")  # What is attached to a report tells of no media.
 _SUCCESS = re.compile(r"(?i)\W{0,8}(?:success\w*|working|good)\b(?: \w+){0,2} (?:command|config\w*|start|deployment)\b")
 _ON_BY_DEFAULT = ("enable_chunked_prefill", "enable_prefix_caching")
 _LMI_OPTION = re.compile(r"\bOPTION_([A-Z_]+)")
@@ -108,7 +109,8 @@ def sentence_lines(lines: list[str]) -> Iterator[str]:
     logged, start, environment = map(setting_words, ("logged", "start", "environment"))
     is_command = (start.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
     printed = (bool(logged.search(line) or environment.match(line)) for line in lines)
-    return ("" if any(either) else line for line, *either in zip(lines, is_command, printed, strict=True))
+    written = (_PICTURE.sub("", line) for line in lines)
+    return ("" if any(either) else line for line, *either in zip(written, is_command, printed, strict=True))
 
 
 def _not_logged(lines: list[str]) -> str:

@@ -75,6 +75,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether other processes are ruled out: none is shown, and the weights take most of the budget."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
+    is_shown = is_shown or case.has("neighbour_holds", "card_filled_told")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
         return False
     if plan is None or plan.verdict == "fits" or not case.has("no_cache_blocks"):
@@ -236,9 +237,12 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     shares, holder = stated_utilizations(case), card_holders.described_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
-    if holder is not None and is_failed and case.ledger.total_bytes is None:
-        why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
-        return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
+    is_failed = is_failed or (case.has("no_cache_blocks") and case.has("neighbour_holds", "card_filled_told"))
+    if (line := holder[0] if holder else case.first("card_filled_told")) and is_failed and not case.ledger.total_bytes:
+        why = "By the text another program fills the card: what it holds is missing here."
+        if holder is not None:
+            why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
+        return Assessment(Strength.NAMED, proof(line, case.first_failure), why)
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
         # Where a traceback shows the failing step, the orphan may be what the failure left behind.
@@ -347,7 +351,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         is_held = card_holders.described_holder(case) is not None  # whatever the release, its bytes are missing
         yield from (free_it, in_turn, newer) if newer is None or is_held else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
-        yield from (known_fix("start_again"), free_it, newer)
+        if case.has("in_turn_told"):  # so they start already
+            yield known_fix("pool_without_measuring")
+        again = known_fix("start_again")
+        yield from (replace(again, steps=again.steps[: 1 if case.has("in_turn_told") else 2]), free_it, newer)
     else:
         stages = ["Stage workers of the same launch, which have no rank"] * bool(_assess_unequal_ranks(case))
         holders = (stages if case.has("stages_told") else []) or card_holders.named_holders(case)
@@ -363,7 +370,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
-        yield None if case.has("not_released_told") else in_turn
+        yield None if case.has("not_released_told", "in_turn_told") else in_turn
 
 
 def _smaller_share(planner: FixPlanner) -> Fix | None:
@@ -386,7 +393,8 @@ def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
     """Fix: the holder ends or moves, or shares of one card that add up; `less`: the fix if the holder stays."""
     case, shares = planner.case, stated_utilizations(planner.case)
     free_it = known_fix("one_engine") if case.has("engine_again_told") else card_holders.free_gpu_fix(planner, less)
-    is_held = card_holders.described_holder(case) is not None and not case.has("not_released_told")
+    is_held = card_holders.described_holder(case) is not None or case.has("card_filled_told")
+    is_held = is_held and not case.has("not_released_told")
     if (is_held or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif (

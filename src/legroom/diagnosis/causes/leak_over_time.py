@@ -77,14 +77,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("ps_row"):
         why, trades = "In old releases captured graphs and their NCCL work grew on the host.", "slower decoding"
         yield planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
+    newest, media, lower = known_fix("newest_release_and_restart"), known_fix("no_media_cache"), None
     if of_card := grows_on_card(planner.case):
         why = "The pool keeps its size: what grows on the card is torch's own cache, which needs room beside it."
         lower = planner.lower_utilization(GIB, why)
-        yield replace(lower, is_unplanned=True) if lower is not None else None
+        lower = replace(lower, is_unplanned=True) if lower is not None else None
     is_of_media = planner.case.tells(_MEDIA) or bool(_MEDIA.search(planner.known.args.model))
-    is_without = of_card or (planner.known.args.model and not is_of_media)
-    newest, media = known_fix("newest_release_and_restart"), None if is_without else known_fix("no_media_cache")
-    yield from (media, newest) if is_of_media else (newest, media)
+    # A trainer's own tensors grow on the card, too, and no share of it ends that.
+    first = lower if not planner.case.platform.trainer else None
+    yield from (first, media if is_of_media and not of_card else None, newest, lower if first is None else None)
 
 
 def grows_on_card(case: Case) -> bool:

@@ -7,6 +7,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.pasted_command import prose
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
@@ -82,9 +83,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_starved = planner.case.has("no_cache_blocks") and planner.utilization <= _USUAL_SHARE
     told = planner.case.first("sum_told")
     sizes = [told.number(name) or 0 for name in told.facts if name.endswith("_bytes")] if told is not None else []
-    if len(sizes) == 2 and sizes[0] > sizes[1]:
+    if len(sizes) == 2 and sizes[0] > FULL_OF_WEIGHTS * sizes[1]:  # each process has a context beside what it counts
         fix = known_fix("smaller_model_to_train")
-        yield replace(fix, why=f"By the text {gib(sizes[0])} are needed and the card has {gib(sizes[1])}. {fix.why}")
+        yield replace(fix, why=f"By the text {gib(sizes[0])} are needed beside the contexts; the card has {gib(sizes[1])}. {fix.why}")
     lower = _share_beside_trainer(planner, is_starved)
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first" if _has_trainer(planner.case) else "others_sleep_first")

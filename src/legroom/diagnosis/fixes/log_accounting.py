@@ -121,7 +121,8 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
 def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
     """The planned weights, else stated ones that fill the card; None if weights that loaded disprove them."""
     weights = planned or stated_weights_bytes(case)
-    is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
+    is_above = total_bytes is not None and weights > total_bytes
+    is_loaded = case.was_ready or case.site not in ("", "build", "load")
     is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
     return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
 
