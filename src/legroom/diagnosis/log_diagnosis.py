@@ -165,7 +165,7 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _promote_described_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with a person's account as the failure where no line that a program printed is one; else without it."""
+    """The evidence with a person's account as the failure where no program printed one; else without it."""
     if any(is_own_failure(item) and not (item.is_told and item.role == "host") for item in evidence):
         return [item for item in evidence if item.role != "told"]
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]

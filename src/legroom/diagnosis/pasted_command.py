@@ -124,7 +124,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", _not_logged(lines))
-    plain = setting_words("comment").sub("", plain)
+    plain = prose("pod").sub("", setting_words("comment").sub("", plain))
     plain = _LMI_OPTION.sub(lambda match: _LMI_NAMES.get(match[1], match[1].lower()), plain)
     for match in setting_words("setting").finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""

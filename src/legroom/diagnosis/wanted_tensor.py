@@ -29,7 +29,7 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
         return ()  # a whole weight of more than a GiB is on one rank; other sizes may be of several
     if case.has_site_frame:
         return tuple(tensor for tensor in same if case.site in _SITES[tensor.moment])
-    is_loading = case.phase_reached in (None, "startup_load") and not case.has("forward_frame")
+    is_loading = case.phase_reached in (None, "startup_load") and not (case.has("forward_frame") or case.was_ready)
     return tuple(tensor for tensor in same if is_loading or tensor.moment != "load")
 
 

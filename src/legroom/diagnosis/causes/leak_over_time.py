@@ -83,9 +83,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         lower = planner.lower_utilization(GIB, why)
         lower = replace(lower, is_unplanned=True) if lower is not None else None
     is_of_media = planner.case.tells(_MEDIA) or bool(_MEDIA.search(planner.known.args.model))
+    if is_of_media and not of_card:
+        yield media
     # A trainer's own tensors grow on the card, too, and no share of it ends that.
-    first = lower if not planner.case.platform.trainer else None
-    yield from (first, media if is_of_media and not of_card else None, newest, lower if first is None else None)
+    yield from (newest, lower) if planner.case.platform.trainer else (lower, newest)
 
 
 def grows_on_card(case: Case) -> bool:

@@ -84,8 +84,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     told = planner.case.first("sum_told")
     sizes = [told.number(name) or 0 for name in told.facts if name.endswith("_bytes")] if told is not None else []
     if len(sizes) == 2 and sizes[0] > FULL_OF_WEIGHTS * sizes[1]:  # each process has a context beside what it counts
-        fix = known_fix("smaller_model_to_train")
-        yield replace(fix, why=f"By the text {gib(sizes[0])} are needed beside the contexts; the card has {gib(sizes[1])}. {fix.why}")
+        fix, (needed, total) = known_fix("smaller_model_to_train"), map(gib, sizes)
+        yield replace(fix, why=f"By the text {needed} are needed beside the contexts; the card has {total}. {fix.why}")
     lower = _share_beside_trainer(planner, is_starved)
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first" if _has_trainer(planner.case) else "others_sleep_first")

@@ -10,6 +10,7 @@ from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.diagnosis.pasted_command import prose
+from legroom.facts.gpus import all_gpus
 from legroom.units import GIB, gib
 
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -197,8 +198,14 @@ def other_hardware(planner: FixPlanner) -> Fix:
     larger = "larger ones"
     if needed is not None:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
-        if card * GIB > (total or 0) + GIB:
+        if max(gpu.total_bytes for gpu in all_gpus()) > card * GIB > (total or 0) + GIB:
             larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
+        count = 1 << math.ceil(math.log2(ranks * card * GIB / (total or GIB * card)))
+        if count > max(2 * ranks, _RANKS_OF_NODE):
+            flags = f"--tensor-parallel-size {_RANKS_OF_NODE} --pipeline-parallel-size {count // _RANKS_OF_NODE}"
+            more = f"{count} of these GPUs: {flags}"
+        elif count > 2 * ranks:
+            more = f"--tensor-parallel-size {count} on {count} of these GPUs"
     weights, room = planner.accounting.weights_bytes or 0, FULL_OF_WEIGHTS * (total or math.inf)
     is_large = is_quantized(planner) or weights // 2 > room
     bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_large else "8 or 4 bits (FP8, AWQ, GPTQ)"
