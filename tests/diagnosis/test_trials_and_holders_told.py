@@ -211,3 +211,11 @@ def test_as_many_cards_as_the_weights_fill_are_named() -> None:
     text = "vLLM with Llama-3.1-405B on TPU v5e: Ran out of memory in memory space hbm. Used 20.44G of 15.75G hbm."
     steps = steps_of(text)
     assert "64 of these GPUs" in steps and "on 2 of these GPUs" not in steps and "842 GiB" not in steps
+
+
+@pytest.mark.parametrize("end", ("\n]", ""))
+def test_a_json_list_of_arguments_is_a_command(end: str) -> None:
+    given = '[\n  "serve", "/m",\n  "--served-model-name", "a", "b",\n  "--limit-mm-per-prompt", "{\\"image\\": 2}",\n'
+    command, args = pasted_command(f'It crashed.\n{given}  "--max-num-seqs", "16"{end}\n', 1, None)
+    assert args.model == "/m" and args.max_num_seqs == 16 and args.limit_mm_per_prompt == {"image": 2}
+    assert command is not None and "--served-model-name a b" in command

@@ -25,6 +25,8 @@ _PERIOD = re.compile(r"[a-z]\. [A-Z]")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _PROSE_END = re.compile(r"[`，。；：（）？！]|(?<=[A-Za-z\d])(?=[\u3040-\u9fff]{4})")
+_LISTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+_LIST = re.compile(rf'\[\s*"(?:vllm|serve)"(?:\s*,\s*{_LISTED.pattern})+\s*,?\s*\]?')
 _PICTURE = re.compile(r"!\[[^\]\n]*\]\([^)\s]*\)|<img [^>\n]*>")  # What is attached to a report tells of no media.
 _SUCCESS = re.compile(r"(?i)\W{0,8}(?:success\w*|working|good)\b(?: \w+){0,2} (?:command|config\w*|start|deployment)\b")
 _ON_BY_DEFAULT = ("enable_chunked_prefill", "enable_prefix_caching")
@@ -47,7 +49,8 @@ def pasted_command(
     without `...`, then the last above the failure. (None, settings that the text names) where none is usable, because
     it cannot be read, has `...`, --config or an unknown variable, or names no model."""
     values = dict(setting_words("assigned").findall(text))
-    lines = expand_variables(expand_variables(text, values), values).split("\n")  # a value may name another variable
+    text = expand_variables(expand_variables(text, values), values)  # a value may name another variable
+    lines = _LIST.sub(_line_of_list, text).split("\n")
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
     ordered = [*reversed(above), *(command for command in commands if command not in above)]
@@ -72,6 +75,12 @@ def pasted_command(
     for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
         lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())
+
+
+def _line_of_list(match: re.Match[str]) -> str:
+    """The command line, and as many line ends, of a JSON list of its words, which may break off."""
+    words = [word.replace('\\"', '"') for word in _LISTED.findall(match[0])]
+    return shlex.join(["vllm", *words][words[0] == "vllm" :]) + "\n" * match[0].count("\n")
 
 
 def _deployment(line: str, release: Release | None) -> Deployment | None:
