@@ -393,9 +393,8 @@ def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
     """Fix: the holder ends or moves, or shares of one card that add up; `less`: the fix if the holder stays."""
     case, shares = planner.case, stated_utilizations(planner.case)
     free_it = known_fix("one_engine") if case.has("engine_again_told") else card_holders.free_gpu_fix(planner, less)
-    is_held = card_holders.described_holder(case) is not None or case.has("card_filled_told")
-    is_held = is_held and not case.has("not_released_told")
-    if (is_held or case.has("device_told")) and case.is_oom:
+    is_held = card_holders.described_holder(case) or case.has("card_filled_told")
+    if ((is_held and not case.has("not_released_told")) or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif (
         case.has("own_servers_told") and _assess_described_neighbour(case) and not case.has("own_engines_told", *_KEPT)

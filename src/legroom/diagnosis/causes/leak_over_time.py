@@ -83,8 +83,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         lower = planner.lower_utilization(GIB, why)
         lower = replace(lower, is_unplanned=True) if lower is not None else None
     is_of_media = planner.case.tells(_MEDIA) or bool(_MEDIA.search(planner.known.args.model))
-    if is_of_media and not of_card:
-        yield media
+    yield media if is_of_media and not of_card else None
     # A trainer's own tensors grow on the card, too, and no share of it ends that.
     yield from (newest, lower) if planner.case.platform.trainer else (lower, newest)
 
