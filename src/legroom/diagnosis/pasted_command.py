@@ -26,7 +26,7 @@ _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _PROSE_END = re.compile(r"[`，。；：（）？！]|(?<=[A-Za-z\d])(?=[\u3040-\u9fff]{4})")
 _LISTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-_LIST = re.compile(rf'\[\s*"(?:vllm|serve)"(?:\s*,\s*{_LISTED.pattern})+\s*,?\s*\]?')
+_LIST = re.compile(rf'\[\s*"(?:vllm|serve)"(?=[^\]]*"--)(?:\s*,\s*{_LISTED.pattern})+\s*,?\s*\]?')
 _PICTURE = re.compile(r"!\[[^\]\n]*\]\([^)\s]*\)|<img [^>\n]*>")  # What is attached to a report tells of no media.
 _SUCCESS = re.compile(r"(?i)\W{0,8}(?:success\w*|working|good)\b(?: \w+){0,2} (?:command|config\w*|start|deployment)\b")
 _ON_BY_DEFAULT = ("enable_chunked_prefill", "enable_prefix_caching")
