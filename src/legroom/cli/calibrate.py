@@ -139,7 +139,7 @@ def _print_observations(as_json: bool) -> int:
 
 
 def _forget_observations(key: str, as_json: bool) -> int:
-    """Deletes the observations stored under the key, or `all`, and prints how many; an error where there are none."""
+    """Deletes and counts the observations under `key` (one that --show prints, or `all`); LegroomError for another."""
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
     path = store_path()
@@ -159,7 +159,7 @@ def _forget_observations(key: str, as_json: bool) -> int:
 
 
 def _transfer_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
-    """Exports observations as JSON files into a folder, or imports such files; exit status 1 for none."""
+    """`verb` export: writes observations as JSON files to a folder; import: stores such files. Status 1 for none."""
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
     public: dict[str, Any] = {}

@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of an export format's own options, with its module and vLLM's words."""
+    """The options of `legroom export FORMAT`, with the format's module as `module` and vLLM's flags as `vllm_words`."""
     if words and words[0] in ("-h", "--help"):
         table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
         for name in FORMATS:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server needs no API key (also none in `secret_names`) and listens on all addresses."""
+    """Whether the server listens on all addresses, with no API key in its command or among `secret_names`."""
     words = parse_command(plan.command, plan.release)
     address = address_of(words)
     return address.host in ALL_ADDRESSES and not address.socket and API_KEY_NAME not in (*words.secrets, *secret_names)
@@ -206,7 +206,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
-    """The plan of --plan or of the described server; None for neither. Sets `args.secret_names` of such a server."""
+    """The plan of --plan or of the described server, whose secret names go to `args.secret_names`; None for neither."""
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:

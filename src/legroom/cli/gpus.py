@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table_text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
-    """A row for each GPU with its shortest name for --gpu; `names` has all of them by GPU."""
+    """A row for each GPU: the shortest of its `names` for --gpu (keyed by GPU), its memory and its bandwidth."""
     if not cards:
         return "No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("--gpu", "GPU", "memory", "GB/s"))]

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _journal_names(server: str | None) -> list[str | None]:
-    """The names of a server in the journal: as given, and as an address; [None], which is any server, for None."""
+    """The names that a server may have in the journal: as given, and as its address; [None], any server, for None."""
     if server is None:
         return [None]
     try:

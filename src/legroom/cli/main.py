@@ -50,6 +50,7 @@ class CommandEntry(NamedTuple):
 
     @property
     def module(self) -> str:
+        """The import path of the command's module."""
         return f"legroom.cli.{self.name.replace('-', '_')}"
 
 
@@ -208,7 +209,7 @@ def _discard_output() -> None:
 
 
 def _print_missing_package(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
-    """Prints how to install a missing dependency; False where the module is none of legroom's dependencies."""
+    """Prints how to install a missing dependency of the command `words[0]`; False if it is none of legroom's."""
     package, extra = _PACKAGES.get((error.name or "").partition(".")[0], ("", ""))
     if not package:
         return False
@@ -263,6 +264,7 @@ def overview() -> str:
 
 
 def _print_error(error: LegroomError) -> None:
+    """Prints the error's message and hint to stderr, with control characters escaped."""
     from legroom.drawing.terminal import style_of
     from legroom.drawing.text import printable
 

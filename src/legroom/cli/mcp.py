@@ -71,7 +71,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def refuse_busy(host: str, port: int) -> None:
-    """Raise LegroomError where the address cannot be listened on; the HTTP server would only log it."""
+    """Raises LegroomError if `host`:`port` cannot be listened on; the HTTP server would only log it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -22,10 +22,11 @@ _ROWS_PER_GROUP = 10_000
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Yields a function that takes the finished fraction (0 to 1) and, after 1 s, draws it on a terminal's stderr."""
+    """Yields a function of the finished share (0 to 1) that, after 1 s, draws a bar behind `title` on a terminal."""
     began = drawn_at = time.monotonic()
 
     def draw(share: float) -> None:
+        """Draws the bar at the finished share (0 to 1), if it is due and stderr is a terminal."""
         nonlocal drawn_at
         now = time.monotonic()
         if not sys.stderr.isatty() or now - began < _DRAW_AFTER_S or now - drawn_at < _REDRAW_INTERVAL_S:
@@ -125,11 +126,13 @@ def _parquet_writer(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     with parquet.ParquetWriter(path, schema) as out:
 
         def flush() -> None:
+            """Writes the collected rows to the file as one row group."""
             if rows:
                 out.write_table(pa.Table.from_pylist(rows, schema))
                 rows.clear()
 
         def write(step: ScheduledStep) -> None:
+            """Collects the step as a row; every _ROWS_PER_GROUP rows are written."""
             rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
             if len(rows) >= _ROWS_PER_GROUP:
                 flush()

@@ -133,14 +133,14 @@ def _mig_slice(card: str, profile: str) -> Gpu:
         raise LegroomError(why, hint) from None
 
 
-def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
-    """(GPU index, program) of --other NAME=SIZE[@GPU], GPU 0 if none is named; LegroomError for another form."""
+def _parse_other_program(text: str, num_gpus: int) -> tuple[int, OtherProgram]:
+    """(GPU index, program) of NAME=SIZE[@INDEX], index 0 if left out and below `num_gpus`; else LegroomError."""
     name, equals, size = text.partition("=")
     size, _, place = size.partition("@")
     if not (name and equals and size and (not place or place.isdecimal())):
         raise LegroomError(f"--other {text!r} is not NAME=SIZE", "write it like --other trainer=40GiB")
-    if int(place or 0) >= cards:
-        raise LegroomError(f"--other {text!r} is on GPU {place}, and there are {cards}", "GPUs are counted from 0")
+    if int(place or 0) >= num_gpus:
+        raise LegroomError(f"--other {text!r} is on GPU {place}, and there are {num_gpus}", "GPUs are counted from 0")
     return int(place or 0), OtherProgram(name, parse_bytes(size, f"--other {name}"))
 
 
@@ -160,7 +160,7 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
-    """The servers awake together, of --shift NAME=SERVER,...; raises for a server that is not packed."""
+    """The `Shift` of --shift NAME=SERVER,...: servers awake at one time; LegroomError for one that is not packed."""
     name, equals, members = text.partition("=")
     awake = frozenset(part.strip() for part in members.split(",") if part.strip())
     if not (name and equals and awake):

@@ -105,8 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine) -> int:
-    """Prints the flags that hold the wanted load; the exit code is 1 where none do, or one GPU does not and no number
-    was given."""
+    """Prints flags that hold the wanted load; exit status 1 for none, or if without --gpus one GPU is too few."""
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     report = search(deployment.args, deployment.release, where, context, float(concurrency), args.policy)
@@ -157,27 +156,27 @@ def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
     return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
 
 
-def _path_without_revision(named: str) -> str:
+def _path_without_revision(rev_path: str) -> str:
     """The PATH of git's `REV:PATH`; a path that exists stays as it is."""
-    return named if Path(named).exists() else named.partition(":")[2] or named
+    return rev_path if Path(rev_path).exists() else rev_path.partition(":")[2] or rev_path
 
 
-def _file_text(named: str) -> str:
-    """Text of a file, or of git's REV:PATH; empty for /dev/null, LegroomError where there is neither."""
-    if named == "/dev/null":
+def _file_text(rev_path: str) -> str:
+    """The text at PATH or git's REV:PATH (`rev_path`); empty for /dev/null, LegroomError where there is neither."""
+    if rev_path == "/dev/null":
         return ""
-    if Path(named).exists() or ":" not in named:
-        return read_text(Path(named))
-    if named.startswith("-"):
-        raise LegroomError(f"{named} is no file", _DIFF_HINT)
+    if Path(rev_path).exists() or ":" not in rev_path:
+        return read_text(Path(rev_path))
+    if rev_path.startswith("-"):
+        raise LegroomError(f"{rev_path} is no file", _DIFF_HINT)
     import subprocess
 
-    words = ["git", "show", "--end-of-options", named]
+    words = ["git", "show", "--end-of-options", rev_path]
     try:
         done = subprocess.run(words, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        raise LegroomError(f"{named} is no file, and git could not be asked for it", _DIFF_HINT) from None
+        raise LegroomError(f"{rev_path} is no file, and git could not be asked for it", _DIFF_HINT) from None
     if done.returncode:
         reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-        raise LegroomError(f"{named} is no file, and git says: {reason}", _DIFF_HINT)
+        raise LegroomError(f"{rev_path} is no file, and git says: {reason}", _DIFF_HINT)
     return done.stdout.decode("utf-8-sig", "replace")

@@ -86,9 +86,10 @@ def _served_words(command: list[str]) -> list[str]:
 
 
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
-    """A table of what the probe measured on the card, and whether it was stored."""
+    """A table of what the probe measured on the GPU, and a line on whether it was stored (`kept`)."""
 
     def text_if_measured(value: int | None, form: Callable[[int], str]) -> str:
+        """The value as `form` shows it; `not measured` for None."""
         return "not measured" if value is None else form(value)
 
     size, exactly = partial(text_if_measured, form=human_bytes), partial(text_if_measured, form="{:,} bytes".format)

@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what holds GPU memory, and frees dead servers' once confirmed; exit status 1 where some stays."""
+    """Prints what holds GPU memory, frees that of dead servers once confirmed; exit status 1 where some of it stays."""
     restart, restart_note = _restart_command(args)  # first, so that a wrong option is reported before anything is freed
     snapshot = read_machine()
     holders = classify_holders(snapshot)
@@ -98,7 +98,7 @@ def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 
 def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
-    """(command to start instead or None, a note on its source or on why there is none)."""
+    """(the command to start instead, or None; a note on what it was computed from, or on why there is none)."""
     given = args.line is not None or args.log is not None
     known = None if given else restart_command.last_killed_run()
     line, log = (known.command, known.log) if known else (args.line or None, args.log or None)

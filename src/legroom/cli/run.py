@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `legroom run --json`: model, release, GPUs, URL, expected memory, notes and the first command's words."""
+    """For `run --json`: model, vllm, gpus, url, expected, notes of `prepared`; its `line` split into `command`."""
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 

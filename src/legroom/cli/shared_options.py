@@ -60,7 +60,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
 
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Raise LegroomError for an option that no vLLM release has, unless it is spelt nearest to one of vLLM's."""
+    """Raises LegroomError for an option that no vLLM release has, unless its nearest name is a vLLM flag's."""
     flags = tuple(all_flag_names())
     whole = name.partition(".")[0].replace("_", "-").replace("--no-", "--", 1)
     if not name.startswith("--") or advice(name) or name in WISHES or any(flag.startswith(whole) for flag in flags):
@@ -86,7 +86,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
 
 
 def add_policy_option(group: argparse._ArgumentGroup, default: str) -> None:
-    """Adds --policy, how much of the error band a search holds back."""
+    """Adds --policy, with this default: how much of the error band a search keeps free."""
     about = f"how much of the error bands to keep free: safe keeps all of them (default: {default})"
     group.add_argument("--policy", choices=("safe", "balanced", "tight"), default=default, help=about)
 
@@ -194,7 +194,7 @@ def add_disaggregate_option(group: Any) -> None:
 
 
 def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:
-    """The executor of a sweep: the Ray cluster of `--ray`, else `--workers` or `workers` processes."""
+    """The executor of a sweep: the Ray cluster of --ray, else processes, --workers or by default `workers`."""
     if args.workers is not None and args.workers < 1:
         raise LegroomError(f"--workers {args.workers} leaves nobody to do the work", "give at least 1, or leave it out")
     if args.ray is not None:

@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pool_options(parser: argparse.ArgumentParser) -> None:
+    """Declares --blocks, --model, the machine and the length of a step."""
     pool = parser.add_argument_group("the pool")
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
@@ -71,6 +72,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
+    """Declares those of vLLM's flags that set the simulated scheduler."""
     flags = parser.add_argument_group("the scheduler (vLLM's flags)")
     names = ("max-num-seqs", "max-num-batched-tokens", "block-size", "max-model-len")
     for name in (*names, "long-prefill-token-threshold"):
@@ -97,6 +99,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
+    """Declares --tier and --tier-curve, for KV cache offloaded to host memory."""
     group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
     about = "host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; policy=lru|arc, "
     about += "blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE (files behind it) may follow "

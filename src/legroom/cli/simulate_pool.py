@@ -44,7 +44,7 @@ class PoolChoice:
 
     @property
     def gpu(self) -> str:
-        """The card's name, as given or as the file names it; empty where --blocks gives the pool's size."""
+        """The GPU's name, as --gpu or the deployment file gives it; empty where --blocks gives the pool's size."""
         return "" if self.deployment is None else described_machine(self.args, self.deployment).gpu
 
     @property
@@ -74,7 +74,7 @@ class PoolChoice:
         return list(self._build_candidates(flag_combinations(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
-        """(name, candidates) of cards with more bandwidth or memory, slowest first, with these flags and with none."""
+        """(name, candidates) of each GPU with more bandwidth or memory, slowest first, for each of `flags` and none."""
         # Empty where the time of a step is given or measured, and therefore would not change with the card.
         if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return
@@ -93,7 +93,7 @@ class PoolChoice:
                 yield name, list(self._build_candidates([*flags, {}], elsewhere))
 
     def _build_candidates(self, flags: Iterable[dict[str, Any]], args: argparse.Namespace) -> Iterator[Candidate]:
-        """The settings to replay for each combination of flags; those that vLLM refuses are skipped."""
+        """The settings to replay for each of `flags` on the machine of `args`, without those that vLLM refuses."""
         tokens = self.settings.num_blocks * self.settings.block_size
         for combination in flags:
             try:
@@ -167,7 +167,7 @@ def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: di
 def _planned_settings(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    """(scheduler settings, step cost or None in steps, notes) of the server's plan; LegroomError if it cannot start."""
+    """(scheduler settings, step cost (None: trace in steps), notes) of the plan; LegroomError if it cannot start."""
     from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan_with_flags(args, deployment, flags)

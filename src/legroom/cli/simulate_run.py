@@ -70,7 +70,7 @@ def replay_and_print(args: argparse.Namespace) -> int:
 
 
 def _goal_of_options(args: argparse.Namespace, trace: Trace) -> Goal:
-    """The limits of the options; LegroomError for one in milliseconds of a trace in steps."""
+    """The latency and preemption limits that options set; LegroomError for milliseconds with a trace in steps."""
     if args.tpot is not None and not trace.in_seconds:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     return Goal(args.ttft, args.slo_latency, args.max_preemptions, None if args.tpot is None else args.tpot / 1000)
@@ -138,7 +138,7 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _server_start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """Seconds until a new server is ready: --start, else those of the plan with its download; else LegroomError."""
+    """Seconds until a new server is ready: --start, else the plan's with its download; LegroomError without either."""
     if args.start is not None:
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:

@@ -77,7 +77,7 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:
-    """The tier of --tier, else LegroomError; `block_bytes`: bytes of one KV block over all ranks, 0 if unknown."""
+    """The tier of --tier's `text`, else LegroomError; `block_bytes`: of one KV block over all ranks, 0 if unknown."""
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
@@ -108,7 +108,7 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
 
 
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
-    """Seconds that the disk takes for one chunk at this rate; 0 for `disk=yes`."""
+    """Seconds to read or write a chunk at `rate` (`5GB/s`; 0 for `yes`); errors quote `text`, the whole of --tier."""
     if rate == "yes":
         return 0.0
     _require_block_bytes(text, chunk_bytes)
@@ -116,7 +116,7 @@ def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
 
 
 def _tier_options(text: str, words: str) -> dict[str, Any]:
-    """Name -> parsed value of the options after the size in --tier; LegroomError for an unknown one."""
+    """{name: parsed value} of `NAME=VALUE,...` in `words`; LegroomError, quoting --tier's `text`, for unknown ones."""
     options: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         name, value = word.split("=")
@@ -132,7 +132,7 @@ def _tier_options(text: str, words: str) -> dict[str, Any]:
 
 
 def _require_block_bytes(text: str, block_bytes: int) -> None:
-    """Raise LegroomError where the bytes of a block are unknown (0), which --tier needs."""
+    """Raises LegroomError, which quotes --tier's `text`, where the bytes of a KV block are unknown (0)."""
     if not block_bytes:
         hint = "give --model and --gpu, or a number of blocks and no rate: --tier cpu=4000blocks"
         raise LegroomError(f"--tier {text}: how many bytes a block has depends on the model", hint)
@@ -148,7 +148,7 @@ def _block_bytes(plan: Plan) -> int:
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
-    """Host memory that the server holds if it offloads this much KV cache."""
+    """Bytes of host memory that the server holds if it offloads this many GiB of KV cache."""
     given = plan.settings.given
     # The last value of a repeated flag counts.
     words = (*given.others, "--kv-offloading-size", str(offloading_gib))

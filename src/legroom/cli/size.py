@@ -142,7 +142,7 @@ def _has_load_over_time(args: argparse.Namespace) -> bool:
 def _run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
-    """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
+    """Prints how many GPUs of each card serve the load on the models; exit status 1 where no card does."""
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import FleetTask, fleet_report
 

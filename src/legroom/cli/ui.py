@@ -142,7 +142,7 @@ def _live_feed(args: argparse.Namespace) -> LiveFeed | None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections before the server can answer them; LegroomError where it cannot listen."""
+    """A listening socket, which queues connections until the server answers; LegroomError if it cannot be bound."""
     if not 0 <= port <= 65535:
         raise LegroomError(f"--port {port} is no port", "give 1 to 65535, or 0 for any")
     try:

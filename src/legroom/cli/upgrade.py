@@ -92,14 +92,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _release_or_oldest(text: str) -> Release:
-    """The release of that name; one older than the facts is read as the oldest known."""
+    """The vLLM release that the text names; a version older than legroom's facts counts as the oldest known one."""
     return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
 
 
 def _server_upgrade(
     deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
 ) -> Upgrade:
-    """The upgrade of one server; notes if its planned pool is not the `pool_slots` that the running server reports."""
+    """A server's upgrade, `every_release` in between; notes a plan unlike the `pool_slots` KV tokens it reports."""
     for remark in deployment.notes:
         note(f"note: {remark}")
     made = upgrade(deployment.args, deployment.release, target, machine, every_release=every_release)
@@ -112,7 +112,7 @@ def _server_upgrade(
 
 
 def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tuple[Deployment, Machine, int | None]]:
-    """(deployment, machine, KV slots that a running server reports or None) of every server of the input."""
+    """(deployment, machine, KV cache tokens that a running server reports or None) of every server of the input."""
     args.vllm = current.version if current else None
     if args.url:
         yield _server_of_url(args, current)
@@ -129,7 +129,7 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
-    """(deployment, machine, KV slots that it reports or None) of the running server at --url."""
+    """(deployment, machine, KV cache tokens that it reports or None) of the running server at --url."""
     if args.command_words or args.line or args.file or args.python:
         raise LegroomError("--url says what runs, and so does another option", "give one of them")
     key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)

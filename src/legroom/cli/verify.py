@@ -107,5 +107,5 @@ def _environment_key(url: str) -> str | None:
 
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
-    """A count from `least` to 100,000, else LegroomError; None for None."""
+    """A count from `least` to 100,000; LegroomError, naming the `option`, for another text; None for None."""
     return None if text is None else parse_whole(text, option, least, 100_000)

@@ -40,7 +40,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
-    """Name of a figure (KV use, demand ...) -> its PromQL over a window in seconds; `matchers` select the series."""
+    """{figure, such as `demand`: its PromQL over the window}; `matchers`: PromQL label matchers of the servers."""
     window, step = duration(window_s), duration(60 * math.ceil(window_s / _MAX_EVALUATIONS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
@@ -61,7 +61,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
 
 
 async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
-    """Use and demand of the servers that label `matchers` select, over the window, by queries to Prometheus."""
+    """Use and demand over the window, asked of Prometheus for the servers that the PromQL label `matchers` select."""
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():
@@ -75,7 +75,7 @@ async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, match
 
 
 def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
-    """The use of each server from the rows (labels, value) of the fleet queries."""
+    """The use of each server from `answers`: {name of a fleet query: its result rows as (labels, value)}."""
     figures: dict[str, dict[str, float]] = {}
     keys: dict[str, GroupKey] = {}
     for name, rows in answers.items():

@@ -81,7 +81,7 @@ class WatchPage(App[None]):
             self.exit()
 
     def _redraw_in_time(self) -> None:
-        """Redraw if due: large fleets less often, as a thousand servers take a tenth of a second."""
+        """Redraws if enough time has passed; a large fleet waits longer, as a thousand servers take 0.1 s to draw."""
         now_s = time.monotonic()
         if now_s - self._redrawn_s >= _REDRAWN_S * min(6.0, 1 + len(self.session.views) / 200) - 0.1:
             self._redrawn_s = now_s

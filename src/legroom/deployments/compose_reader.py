@@ -48,7 +48,7 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
-    """The server with the GPU, the memory and the ports of its compute profile, and the service's mounts."""
+    """The `server` with GPU, memory and ports of an Akash compute profile (`resources`), and the service's mounts."""
     mounts = tuple(Mount(store.text("mount")) for _, store in service.items("params", "storage"))
     units, place = resources.text("gpu", "units"), service.source.place
     opened = [port for port in service.list("expose") if any(to.text("global") == "true" for to in port.list("to"))]
@@ -75,24 +75,24 @@ class ComposeFolder:
 
     @property
     def is_only_compose_file(self) -> bool:
-        """Whether no other file of the folder can add to the services."""
+        """Whether the folder holds no second compose file, which could add to the services."""
         return self._is_file and len(list(self.path.glob("*compose*.y*ml"))) < 2
 
     @property
     def named_variables(self) -> set[str]:
-        """The variables that any env file of the folder names, examples included and secrets left out."""
+        """The names of variables in the folder's env files, including example files, without those of secrets."""
         files = sorted(self.path.glob("*env*")) if self._is_file else ()
         return {name for file in files if file.is_file() for name in env_file_variables(self.text(file.name))}
 
     def text(self, name: str) -> str:
-        """The text of a file, empty where it cannot be read."""
+        """The text of the file `name` in the folder; empty where it cannot be read."""
         try:
             return read_text(self.path / name) if self._is_file and name else ""
         except LegroomError:
             return ""
 
     def service(self, file: str, name: str) -> Node | None:
-        """A service of another compose file in the folder; None where file or service is missing."""
+        """The service `name` of the compose `file` in the folder; None where either is missing."""
         try:
             documents = load_nodes(Text(file, self.text(file)))
         except LegroomError:
@@ -103,7 +103,7 @@ class ComposeFolder:
 def _with_extended_service(
     service: Node, services: Node, folder: ComposeFolder, depth: int = 0
 ) -> tuple[Node, dict[str, Word]]:
-    """(a service merged with the one that it extends, its environment); `depth`: services it was extended by so far."""
+    """(the service merged with the one it extends, its environment); `depth`: extensions followed so far, at most 8."""
     extends = service.get("extends")
     name = (extends.scalar or extends.text("service")) if extends is not None else ""
     file = extends.text("file") if extends is not None else ""
@@ -122,7 +122,7 @@ def _with_extended_service(
 
 
 def _env_file_variables(service: Node, folder: ComposeFolder) -> dict[str, Word]:
-    """The variables of the files in `env_file`; errors about them point to that key."""
+    """The variables of the files in `env_file`, placed at that key, so that findings about them point there."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
     for item in (node.list() or [node]) if node is not None else ():
@@ -187,7 +187,7 @@ def _dockerfile(service: Node, folder: ComposeFolder) -> Text:
 
 
 def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
-    """The server of the Dockerfile that a service builds; else, if named like vLLM's image, one of variables alone."""
+    """The server of the Dockerfile that a service builds; without one, where a name is vLLM's image, its env alone."""
     build, place, source = service.get("build") or service, service.source.place, _dockerfile(service, folder)
     text = source.text
     is_run = service.get("command") is None and service.get("entrypoint") is None and build.get("target") is None
@@ -253,14 +253,14 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards, by the `known` variables; none with the host's own network."""
+    """The ports that the host forwards to a service, `known` variables filled in; none if it uses host networking."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))
 
 
 def _other_variables(service: Node) -> frozenset[str]:
-    """The variables of a service whose values the file does not hold; `*` where other files may set any."""
+    """Names of a service's variables whose values are not in the file; `*` if other files may set any variable."""
     names = {item.scalar or "" for item in service.list("environment")}
     names |= {name for name, value in service.items("environment") if value.scalar is None}
     hidden = {"*"} if service.get("env_file") or service.get("secrets") or service.get("extends") else set()
@@ -278,14 +278,14 @@ def _has_no_gpu(service: Node) -> bool:
 
 
 def _mounted_shm(service: Node) -> str | None:
-    """`mounted` where a volume or tmpfs covers /dev/shm; else None."""
+    """The text `mounted` where a volume or tmpfs covers /dev/shm; None where none does."""
     nodes = [node for key in ("volumes", "tmpfs") if (node := service.get(key)) is not None]
     items = (item for node in nodes for item in node.list() or [node])
     return "mounted" if any("/dev/shm" in (item.scalar or item.text("target")) for item in items) else None
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None for none, all, or the number of a variable not in `known`."""
+    """The number of GPUs that a service reserves; None for no reservation, `all`, or a variable not in `known`."""
     for device in service.list(*_RESERVED, "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -297,7 +297,7 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
 
 
 def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: str) -> tuple[int, ...]:
-    """The machine's GPUs that a service uses, by its reservation and CUDA_VISIBLE_DEVICES (`shown`); else empty."""
+    """Indexes of the GPUs that a service uses: the reserved ones (`count`), of these CUDA_VISIBLE_DEVICES (`shown`)."""
     devices = service.list(*_RESERVED, "devices")
     if not devices and service.text("runtime") != "nvidia":
         return ()
@@ -345,7 +345,7 @@ def env_file_variables(text: str) -> dict[str, Word]:
 
 
 def env_file_server(source: Text) -> tuple[StartedServer, ...]:
-    """A server with the variables of an env file and no command; none where no variable is vLLM's or PyTorch's."""
+    """A server without command, with an env file's variables; empty where none of them is vLLM's or PyTorch's."""
     env = env_file_variables(source.text)
     if not any(name.startswith(("VLLM_", "PYTORCH_")) for name in env):
         return ()

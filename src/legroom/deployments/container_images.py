@@ -136,7 +136,7 @@ def container_command(image: str, entry: tuple[Word, ...], args: tuple[Word, ...
 
 
 def repeated_entry(image: str, entry: tuple[Word, ...], args: tuple[Word, ...]) -> Word | None:
-    """The program given as an argument to vLLM's own image, whose entry point is `vllm serve`; None otherwise."""
+    """The argument that names a program again although vLLM's own image starts `vllm serve` itself; else None."""
     name = image.rpartition("/")[2].partition(":")[0]
     is_served = is_published_by_vllm(image) and name.startswith("vllm-openai")
     is_program = bool(args) and (args[0].text == "serve" or basename(args[0].text) in _PROGRAMS)
@@ -144,7 +144,7 @@ def repeated_entry(image: str, entry: tuple[Word, ...], args: tuple[Word, ...]) 
 
 
 def flag_names(words: Iterable[Word]) -> set[str]:
-    """The names of the flags among these words, without `=value`."""
+    """The names of the flags (`--name` of `--name=value`) among these words."""
     return {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
 
 
@@ -197,7 +197,7 @@ _FORKS, _OWN_BUILD = pattern("container_images.forks"), pattern("container_image
 
 
 def is_other_build(image: str) -> bool:
-    """Whether an image is a fork or a private build, which may differ from the release that it names."""
+    """Whether an image is a fork or a private build, whose vLLM may differ from the release in its name."""
     return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(_image_tag(image)))
 
 
@@ -210,7 +210,7 @@ _OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|
 
 
 def is_for_other_hardware(image: str) -> bool:
-    """Whether the name of an image is of other hardware than NVIDIA's or AMD's GPUs."""
+    """Whether an image's name says that it is for other hardware than NVIDIA's or AMD's GPUs."""
     return bool(_OTHER_HARDWARE.search(image.lower()))
 
 
@@ -226,7 +226,7 @@ _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
-    """The day (`2025-09-01`) by which the vLLM in an image with a date in its tag was released; empty without one."""
+    """The date (`2025-09-01`) in an image's tag, before which its vLLM was released; empty for a tag without one."""
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
@@ -235,7 +235,7 @@ def latest_build_day(image: str) -> str:
 
 
 def has_unnamed_release(image: str) -> bool:
-    """Whether an image may hold a vLLM whose release its name does not tell; not for `latest` or an empty name."""
+    """Whether an image may hold a vLLM release that its name does not tell; False for `latest` and for no name."""
     if not image or image_release(image):
         return False
     if "vllm" not in image.lower():

@@ -65,7 +65,7 @@ class Deployment:
     """The accelerators other than GPUs that it runs on, which legroom does not model."""
 
     def require_gpus(self) -> None:
-        """Raises LegroomError where it runs on accelerators that legroom does not model."""
+        """Raises LegroomError where the server runs on accelerators that legroom does not model."""
         if self.other_platform:
             raise unmodelled_platform(self.other_platform)
 
@@ -109,7 +109,7 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
 
 
 def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
-    """The `LLM(...)` or engine arguments of Python source, or bare keyword arguments; LegroomError without any."""
+    """The server of an engine call in Python source (called `name`) or of keyword arguments; LegroomError for none."""
     from legroom.deployments.python_reader import parse_python, python_subjects  # only source needs it
 
     source = text
@@ -128,7 +128,7 @@ def deployment_from_python(text: str, requested: Release | None = None, name: st
 
 
 def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
-    """Of what a file deploys, the servers whose command line is known and starts vLLM itself, not Ray or a wrapper."""
+    """The servers among `subjects` whose command line is known and runs vLLM itself, not Ray or another launcher."""
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]
@@ -162,12 +162,14 @@ def _no_server_error(where: Path, text: str, unread: Sequence[Unread]) -> Legroo
 
 
 def _template_error(where: Path) -> LegroomError:
+    """The error for a file that is a template, with the way to render it."""
     from legroom.deployments.yaml_nodes import TEMPLATE_HINT
 
     return LegroomError(f"{where.name} is a template (it holds {{{{ ... }}}}), not a manifest", TEMPLATE_HINT)
 
 
 def _no_engine_call_error(name: str) -> LegroomError:
+    """The error for Python source, called `name`, without a call that starts an engine."""
     return LegroomError(f"no LLM(...), EngineArgs(...) or AsyncEngineArgs(...) in {name}", _NO_SERVER_HINT)
 
 
@@ -181,7 +183,7 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
 
 
 def thousands_notes(words: Sequence[str]) -> Iterator[str]:
-    """A note for each flag with a value like `8k`: 8,000 for vLLM, and 8,192 in an option of legroom."""
+    """A note for each flag value like `8k`, which vLLM reads as 8,000 and a user may mean as 8,192."""
     for flag, value in flags_in(words).items():
         if value[-1:] == "k" and value[:-1].isdecimal():
             more = int(value[:-1]) * 1024
@@ -226,7 +228,7 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
 
 
 def _is_published_build(server: StartedServer) -> bool:
-    """Whether a server runs vLLM's own build; others add and remove flags."""
+    """Whether a server runs a vLLM as its project publishes it; forks and launchers add and remove flags."""
     image = server.image
     if server.launcher or not image:
         return not server.launcher
@@ -237,14 +239,14 @@ def _is_published_build(server: StartedServer) -> bool:
 
 
 def _with_api_key(deployment: Deployment, text: str) -> Deployment:
-    """The deployment with VLLM_API_KEY among its secret names where the text mentions it, also by reference."""
+    """The deployment; with VLLM_API_KEY among its secret names where the text of its file mentions that variable."""
     if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
         return deployment
     return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """The flags, which override those of --config; an unreadable file is a problem, one without settings an error."""
+    """`parsed` with the --config file's flags below its own; an unread file is a FlagProblem, an empty one an error."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

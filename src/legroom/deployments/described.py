@@ -31,7 +31,7 @@ def deployment_from_words(
     base: Deployment | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Deployment:
-    """The deployment of these words of a command line, on top of `base`; LegroomError where vLLM would refuse one."""
+    """The deployment of a command's words and `env`, on top of `base`; LegroomError for a flag that vLLM refuses."""
     used = base.release if base else release or latest()
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
@@ -46,7 +46,7 @@ def deployment_from_words(
 
 
 def refuse_two_models(command: str | None, model: str | None) -> None:
-    """LegroomError where a command that starts one model comes with the name of another."""
+    """Raises LegroomError where a command, which starts one model, is given beside the name of another."""
     served = ""
     with suppress(LegroomError):  # a file, or no command: whoever reads it says so
         served = deployment_from_command(command).args.model if command and model else ""
@@ -80,7 +80,7 @@ def deployment_from_arguments(
     env: Mapping[str, str] | None = None,
     usage: Usage = "serve",
 ) -> Deployment:
-    """A model with vLLM's engine arguments under their Python names; LegroomError for one that the release lacks."""
+    """A model with engine arguments by Python name; LegroomError for one that `vllm` lacks. `usage`: for defaults."""
     release = known_release(vllm) if vllm else latest()
     unknown = sorted(set(arguments) - _ARGUMENTS)
     if unknown:
@@ -105,7 +105,7 @@ def refuse_local_model(model: str, local_files: bool) -> None:
 
 
 def server_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a vLLM server started with `env` would read, without keys and tokens."""
+    """The variables of `env` that a vLLM server reads, without those that hold keys or tokens."""
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
 
 
@@ -120,7 +120,7 @@ WISHES = {
 
 
 def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
-    """Raises LegroomError for those flag problems at which vLLM would not start."""
+    """Raises LegroomError where one of these problems would keep vLLM from starting; others are ignored."""
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)

@@ -22,7 +22,7 @@ _INSTRUCTION = pattern("dockerfile.instruction")
 
 
 def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
-    """The files that `COPY <<EOF /start.sh` writes and the scripts of `RUN <<EOF`, with their kinds."""
+    """(kind, text) of each here-document of a Dockerfile: files of `COPY <<EOF /start.sh`, scripts of `RUN <<EOF`."""
     for document in here_documents(source.text):
         words = [word.text for word in document.words]
         part = source.dedented_rows(source.row_of(document.start), source.row_of(document.end) + 1)
@@ -40,7 +40,7 @@ def _without_here_documents(text: str) -> str:
 
 
 def dockerfile_subjects(source: Text, given: Mapping[str, Word] | None = None) -> Iterator[Subject]:
-    """The server that the last stage's image starts with the `given` variables, and the commands of all RUN lines."""
+    """The server of the last stage's image, with the variables `given` to it, and the commands of all RUN lines."""
     build_args: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage("")
@@ -85,7 +85,7 @@ _HEALTH_COMMAND = re.compile(r"\bCMD\s+(.*)", re.DOTALL)
 
 
 def _image_server(source: Text, stage: "_Stage") -> Iterator[Subject]:
-    """The server that the built image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
+    """The server that a stage's image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}
     command = container_command(stage.image, stage.entry, stage.given, first)
@@ -113,7 +113,7 @@ def _image_server(source: Text, stage: "_Stage") -> Iterator[Subject]:
 
 
 def _text_beside(source: Text, name: str) -> Text | None:
-    """A file of the Dockerfile's folder that the image runs under any path; None where it is not there."""
+    """The file of the same base name as `name` in the Dockerfile's folder; None where there is none."""
     path = Path(source.path).parent / basename(name)
     try:
         return Text(str(path), read_text(path)) if Path(source.path).is_file() and path.is_file() else None
@@ -137,7 +137,7 @@ class _Stage:
 
 
 def _new_stage(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
-    """A new stage, which inherits from the stage that it is built on; a named one is added to `stages`."""
+    """The stage of a FROM line (`body`), which inherits from its base; with `AS name` it is added to `stages`."""
     words = [expand_variables(word, build_args) for word in body.split() if not word.startswith("--")]
     if not words:
         return _Stage("")

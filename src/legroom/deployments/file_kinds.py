@@ -12,7 +12,7 @@ Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql"
 
 
 def _kind_by(table: str) -> dict[str, Kind]:
-    """The kinds of files by name in a table of `file_formats.json`: `suffixes`, or `languages` of Markdown's fences."""
+    """{suffix or Markdown language: kind of file}, the `table` (`suffixes`, `languages`) of `file_formats.json`."""
     return {name: kind for kind, listed in read_data("file_formats.json")[table].items() for name in listed}
 
 

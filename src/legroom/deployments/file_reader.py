@@ -62,7 +62,7 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
 
 
 def document_kind(document: Node) -> DocumentKind:
-    """What one YAML document is: rules, compose, kubernetes, a vLLM config, or other."""
+    """What a YAML document is: Prometheus rules, a Compose file, a Kubernetes object, a vLLM config file or other."""
     if any(group.get("rules") is not None for group in rule_groups(document)):
         return "rules"
     if is_compose(document):
@@ -142,14 +142,14 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
 
 
 def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> StartedServer:
-    """The server with `left_out`: the flags of its template that the rendered text does not have."""
+    """The server with `left_out`: flags in its chart template that are missing in the text rendered from it."""
     flags = re.finditer(r"(?<![\w-])--[a-z][\w-]+", template.text)
     words = (Word(flag[0], flag.start(), flag[0], template.place(flag.start())) for flag in flags)
     return replace(server, left_out=tuple(word for word in words if word.text not in rendered.text))
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
-    """(the documents of a YAML text, the error if it is a template read without all its values or None)."""
+    """(the documents of a YAML text, the error of a template whose values are not all known, or None)."""
     rendered = render_chart_template(source) if is_template(source.text) else None
     if rendered is not None:
         try:
@@ -187,7 +187,7 @@ def _document_subjects(
 
 
 def _embedded_here_documents(script: Text) -> Iterator[tuple[Kind, Text]]:
-    """Here-documents with a known kind: by their command, their file name or their first line."""
+    """(kind, text) of the script's here-documents whose kind is clear by command, file name or first line."""
     for document in here_documents(script.text):
         first, last = script.row_of(document.start), script.row_of(document.end)
         part = script.dedented_rows(first, last + 1)
@@ -200,7 +200,7 @@ def _embedded_here_documents(script: Text) -> Iterator[tuple[Kind, Text]]:
 
 
 def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
-    """The kind of a here-document by the file or program that it goes to; None where it is not read."""
+    """The kind of a here-document by the file it is written to or the program that reads it; None where unknown."""
     words = [word.text for word in document.words]
     names = [basename(word) for word in words]
     target = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in (">", ">>", "tee")), "")

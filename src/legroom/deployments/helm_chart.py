@@ -34,7 +34,7 @@ class _Printed:
         return "".join(piece[0] for piece in self.pieces)
 
     def indented(self, spaces: int) -> "_Printed":
-        """The text with every line moved to the right."""
+        """The printed text with every line indented by this many more spaces."""
         pieces: list[tuple[str, Text | None, int]] = [(" " * spaces, None, 0)]
         for text, source, start in self.pieces:
             for line in re.finditer(r"[^\n]+\n?|\n", text):
@@ -54,7 +54,7 @@ class RenderedText(Text):
             self._begins.append(self._begins[-1] + len(text))
 
     def place(self, offset: int) -> Place:
-        """The place in the template, or in the values, of an offset of the result."""
+        """The place of a character (`offset`) of the rendered text in the template or values file that it came from."""
         at = bisect_right(self._begins, max(offset, 0)) - 1
         _, source, start, moves = self._pieces[at]
         return source.place(start + (offset - self._begins[at] if moves else 0))
@@ -98,7 +98,7 @@ def _first_document(path: Path) -> Node | None:
 
 
 def _parse(source: Text, named: dict[str, tuple[Text, _Block]]) -> list[Any]:
-    """The texts and blocks of a template; what it defines is added to `named`."""
+    """The texts and blocks of a template; the blocks that it defines go to `named`, each with its template, by name."""
     top = _Block((), 0)
     opened, inside, end = [top], [top.body], 0
     for action in _ACTION.finditer(source.text):
@@ -136,7 +136,7 @@ class _Renderer:
         self.is_complete = True
 
     def render(self, parts: list[Any], dot: Any) -> None:
-        """Append what texts and blocks print, with Go's `.` as `dot`; of an unknown condition both sides stay."""
+        """Appends what texts and blocks print, with Go's `.` as `dot`; if a condition is unknown, of both its sides."""
         for part in parts:
             if not isinstance(part, _Block):
                 self.pieces.append((part[0], self.source, part[1], True))
@@ -146,7 +146,7 @@ class _Renderer:
                 self._print(self._evaluate(part.words, dot), part)
 
     def _print(self, value: Any, block: _Block) -> None:
-        """Append what a value prints, or a placeholder; unknown lines other than metadata unset `is_complete`."""
+        """Appends what a value prints, or a placeholder, which unsets `is_complete` for lines other than metadata's."""
         printed = _printed(value)
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
@@ -169,7 +169,7 @@ class _Renderer:
             self.render(block.otherwise, dot)
 
     def _evaluate(self, words: tuple[str, ...], dot: Any) -> Any:
-        """The value of a pipeline; of an assignment an empty text. ValueError for syntax that is not read."""
+        """The value of a pipeline with `.` as `dot`, empty for an assignment. ValueError for syntax not supported."""
         if words[1:2] in ((":=",), ("=",)):
             self.variables[words[0]] = self._evaluate(words[2:], dot)
             return ""
@@ -180,7 +180,7 @@ class _Renderer:
         return value
 
     def _pipeline(self, words: list[str], dot: Any) -> Any:
-        """The value of `a | b`, whose words it removes from `words`."""
+        """The value of `a | b ...` at the front of `words`, from which the words read are removed."""
         value = self._call_or_operand(words, dot, ())
         while words[:1] == ["|"]:
             words.pop(0)
@@ -188,7 +188,7 @@ class _Renderer:
         return value
 
     def _call_or_operand(self, words: list[str], dot: Any, piped: tuple[Any, ...]) -> Any:
-        """Takes a call or an operand off the front of `words`: its value; a call gets `piped` as its last arguments."""
+        """The value of the call or operand at the front of `words`, which loses it; `piped`: a call's last argument."""
         name = words.pop(0) if words and words[0][0].isalpha() and words[0] not in _LITERALS else ""
         values: list[Any] = []
         while words and words[0][0] not in "|)":
@@ -196,7 +196,7 @@ class _Renderer:
         return self._call(name, (*values, *piped)) if name else values[0]
 
     def _operand(self, words: list[str], dot: Any) -> Any:
-        """The value of a literal, variable, field (of `dot`) or bracket, whose words it removes from `words`."""
+        """The value of the literal, variable, field of `dot` or bracket at the front of `words`, removed from it."""
         word = words.pop(0)
         if word == "(":
             value = self._pipeline(words, dot)
@@ -212,7 +212,7 @@ class _Renderer:
         return float(word) if "." in word else int(word)
 
     def _call(self, name: str, values: tuple[Any, ...]) -> Any:
-        """The result of a template function; _UNKNOWN where it, or one of its arguments, is not known."""
+        """The result of the template function `name` for `values`; _UNKNOWN where it or a value is not known."""
         if name in ("include", "template", "block"):
             return self._include(*values[:2]) if len(values) > 1 else _UNKNOWN
         if name in ("and", "or", "default", "coalesce"):  # the first value that decides, else the last
@@ -223,7 +223,7 @@ class _Renderer:
         return _UNKNOWN if function is None or _UNKNOWN in values else function(*values)
 
     def _include(self, name: str, dot: Any) -> Any:
-        """What a named template prints; _UNKNOWN where it is not defined or prints something unknown."""
+        """What the named template prints with `dot` as `.`; _UNKNOWN if it is undefined or prints something unknown."""
         if name not in self.named:
             return _UNKNOWN
         source, block = self.named[name]
@@ -238,7 +238,7 @@ _LITERALS: dict[str, Any] = {"true": True, "false": False, "nil": None}
 
 
 def _field(value: Any, path: str) -> Any:
-    """The value at `a.b` of a value; None where the last name is missing, unknown below a missing one."""
+    """The value at a `path` like `a.b`; None where its last name is missing, _UNKNOWN where an earlier one is."""
     for name in filter(None, path.split(".")):
         is_node = isinstance(value, Node) and isinstance(value.values, dict)
         value = value.get(name) if is_node else value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
@@ -246,7 +246,7 @@ def _field(value: Any, path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A node as a plain Python value, a printed value as its text; others as they are."""
+    """A YAML node as a Python value, a printed text as a string; any other value unchanged."""
     return value.plain() if isinstance(value, Node) else value.text if isinstance(value, _Printed) else value
 
 
@@ -256,14 +256,14 @@ def _may_be_true(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """(key, item) pairs that `range` runs over; one unknown pair for an unknown value."""
+    """(key, item) pairs of a mapping or list for `range`; for _UNKNOWN one pair of it."""
     if isinstance(value, Node):
         return list(value.items()) or list(enumerate(value.list()))
     return [(value, value)] if value is _UNKNOWN else list(enumerate(value or ()))
 
 
 def _printed(value: Any) -> _Printed | None:
-    """What `{{ value }}` prints; None where it is not known."""
+    """What `{{ value }}` prints; None for mappings, lists and values that are not known."""
     if isinstance(value, _Printed):
         return value
     if isinstance(value, Node) and value.scalar is not None:
@@ -275,7 +275,7 @@ def _printed(value: Any) -> _Printed | None:
 
 
 def _as_yaml(value: Any) -> Any:
-    """A mapping or list as its file writes it, moved to the left edge; else the value, or `null` for None."""
+    """A mapping or list as written in its file, moved to the left edge; `null` for None; else the value itself."""
     if not isinstance(value, Node) or not isinstance(value.values, dict | list):
         return "null" if _plain(value) is None else value
     indent = value.offset - value.source.start_of(value.source.row_of(value.offset))
@@ -287,10 +287,10 @@ def _as_yaml(value: Any) -> Any:
 
 
 def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
-    """`change` as a template function, its result placed at the last argument; `_UNKNOWN` where one is not known."""
+    """`change` (texts -> text) as a template function; its result has the last argument's place, or is _UNKNOWN."""
 
     def changed(*values: Any) -> Any:
-        """What the template calls: `change` with what its arguments print."""
+        """`change` applied to what the values print; _UNKNOWN where one of them is not known."""
         printed = [each for value in values if (each := _printed(value)) is not None]
         if len(printed) < len(values):
             return _UNKNOWN
@@ -300,19 +300,19 @@ def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
 
 
 def _indent(spaces: Any, value: Any) -> Any:
-    """Helm's function: what the value prints, every line moved right; _UNKNOWN where it is not known."""
+    """Helm's `indent`: what the value prints, each line moved right by `spaces`; _UNKNOWN where it is not known."""
     printed = _printed(value)
     return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
 def _nindent(spaces: Any, value: Any) -> Any:
-    """Helm's function: `indent` on a new line."""
+    """Helm's `nindent`: a line break, then what `indent` gives for `spaces` and the value."""
     printed = _indent(spaces, value)
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 
 
 def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) -> Callable[..., bool]:
-    """A template function: whether its first argument compares so with any later one, each converted by `kind`."""
+    """A template function: whether `compare` holds for the first and any later argument, converted by `kind`."""
     return lambda first, *others: any(compare(kind(_plain(first)), kind(_plain(other))) for other in others)
 
 

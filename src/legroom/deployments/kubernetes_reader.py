@@ -68,7 +68,7 @@ def is_kubernetes(document: Node) -> bool:
 
 
 def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
-    """A manifest's servers and commands (GPUs: a whole LeaderWorkerSet group's); `config_maps`: the file's, by name."""
+    """The servers, each with its LeaderWorkerSet group's GPUs, and commands of a manifest; `config_maps`: by name."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
@@ -133,7 +133,7 @@ def _variables(container: Node, config_maps: Mapping[str, Node]) -> dict[str, Wo
 def _subjects_of_container(
     container: Node, pod: Node, gpu_names: tuple[str, ...], env: dict[str, Word], is_whole: bool
 ) -> Iterator[Subject]:
-    """The servers and commands of one container and its lifecycle hooks; `is_whole`: the file is no patch."""
+    """A container's servers and commands, lifecycle hooks included; `is_whole`: the file is more than a patch."""
     image, is_whole = container.text("image"), is_whole and container.get("image") is not None
     entry, given = word_list(container.get("command"), env), word_list(container.get("args"), env)
     launcher = ""
@@ -180,8 +180,7 @@ def _subjects_of_container(
 def container_servers(
     owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
 ) -> Iterator[Subject]:
-    """The server that the container `owner` starts by entry point and arguments (`given`), or its scripts' commands;
-    `runs`: what starts the container."""
+    """The server that container `owner` starts by `entry` and `given` words, or its scripts' commands; `runs`: how."""
     words = container_command(image, entry, given, owner.offset)
     at, place = server_start(tuple(word.text for word in words)), owner.source.place
     if at is not None:
@@ -197,7 +196,7 @@ def container_servers(
 
 
 def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Subject]:
-    """The servers and commands in scripts of `["sh", "-c", "vllm serve ..."]`; `runs`: what starts the container."""
+    """The servers and commands in scripts of `["sh", "-c", "vllm serve ..."]`; `env`: variables, `runs`: by what."""
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
@@ -211,7 +210,7 @@ def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
 
 
 def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
-    """The words of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
+    """The words of a `command` or `args` list with $(VARIABLES) of `env`; last `$@` where a template may add words."""
     values = {name: word.text for name, word in env.items()}
     items = node.list() if node is not None else ()  # an item that is no scalar is what a template fills in
     texts = [OPEN_WORD if item.scalar is None else expand_variables(item.scalar, values) for item in items]
@@ -228,7 +227,7 @@ def env_list(node: Node | None) -> dict[str, Word]:
 
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
-    """The size of the memory volume at /dev/shm (`half of the node` if unlimited), `host` with hostIPC; else None."""
+    """The size limit of the volume at /dev/shm (`half of the node` if unlimited), `host` with hostIPC; else None."""
     in_memory = {
         volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
         for volume in pod.list("volumes")
@@ -241,7 +240,7 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 
 def gpu_limit(container: Node) -> int | None:
-    """The number of GPUs or MIG slices that a container requests; None where it names no number."""
+    """The number of GPUs or MIG slices that a container requests; None where none is given or it is no number."""
     amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if GPU_RESOURCE.fullmatch(name))
     return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
@@ -268,7 +267,7 @@ def start_limit(container: Node) -> TimeLimit | None:
 
 
 def _probe(container: Node, kind: str) -> Node | None:
-    """The probe of a kind; None also for `null`, which a template makes of a value that is not there."""
+    """The `startup`, `readiness` or `liveness` probe (`kind`) of a container; None where it is missing or null."""
     probe = container.get(f"{kind}Probe")
     return probe if probe is not None and probe.values is not None else None
 
@@ -299,7 +298,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 
 
 def _probes(container: Node, is_alone: bool, is_whole: bool) -> Iterator[Probe]:
-    """A container's probes; `none`: without one for its start; port and path only if the pod's only (`is_alone`)."""
+    """A container's probes, `none` if neither startup nor readiness; port and path only if `is_alone` in its pod."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if (container.list("ports") or is_whole) and not given["startup"] and not given["readiness"]:
@@ -321,7 +320,7 @@ def _probes(container: Node, is_alone: bool, is_whole: bool) -> Iterator[Probe]:
 
 
 def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
-    """A probe that runs a command in the container, with the port that it asks there."""
+    """A probe of this kind that runs a command (`words`) in a container, and the port and path it asks there."""
     line = " ".join(words)
     asked = _ASKED.search(line) if len(set(_ASKED.findall(line))) == 1 else None  # several: of other programs too
     program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
@@ -359,7 +358,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
 
 
 def _gpu_label_sets(pod: Node) -> Iterator[dict[str, str]]:
-    """The node selector's labels with each choice of GPU labels that the required affinity lists; 32 a term at most."""
+    """Each set of node labels that the pod's selector and required affinity allow, at most 32 an affinity term."""
     fixed = {key: value.scalar or "" for key, value in pod.items("nodeSelector")}
     for chosen in [_required_gpu_labels(term) for term in pod.list(*_REQUIRED_NODES)] or [{}]:
         for combination in islice(product(*chosen.values()), 32):

@@ -16,12 +16,12 @@ _TAKEN = "\0"  # Stands for the lines that are read already.
 
 
 def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
-    """The code blocks of a Markdown text and the commands between them, each with its kind, in order."""
+    """(kind, text) of the code blocks of a Markdown text and of the shell commands between them, in file order."""
     return sorted(_code_blocks(document), key=lambda block: block[1].place(0).line)
 
 
 def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
-    """(kind, text) of the fenced blocks of known kind, then of other shell commands; last, the rest as Python."""
+    """(kind, text) of each fenced block of a known kind, then of other shell commands; last, the rest as Python."""
     lines = [line for _, line in document.lines()]
     for first, last, language in list(_fenced_rows(lines)):
         source = document.dedented_rows(first, last)
@@ -70,7 +70,7 @@ def _fenced_rows(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _paragraph_end(lines: list[str], row: int) -> int:
-    """The row after the paragraph at `row`, or after its first 401 lines."""
+    """The row after the paragraph that begins at `row`, of which at most 401 lines are read."""
     last = min(len(lines), row + 401)
     while row < last and lines[row].strip() and lines[row] != _TAKEN:
         row += 1

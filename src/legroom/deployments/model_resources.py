@@ -35,7 +35,7 @@ def model_resource_servers(document: Node) -> Iterator[StartedServer]:
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
-    """The server that KServe's template, or the user's (`own_templates`), starts; None if there is a command."""
+    """The server of KServe's or (`own_templates`) the user's template for a model `uri`; None if it has a command."""
     pod = workload.get("template") or workload
     container = next((each for each in pod.list("containers") if each.text("name") == "main"), None)
     if container is not None and container.get("command") is not None:
@@ -95,7 +95,7 @@ def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
 
 
 def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
-    """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
+    """Sentences about the `requested` parallelism flags that KServe does not pass on to a vLLM on one node."""
     flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
     table = flags_ever()
     flags |= {table[flag].name for flag in flags if flag in table}
@@ -122,7 +122,7 @@ def is_kubeai_model(node: Node) -> bool:
 
 
 def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
-    """The server that KubeAI starts from `url`, `args` and `adapters`; `gpu`: an annotation's; `read_as`: its title."""
+    """The server that KubeAI starts for a Model; `read_as`: what messages call it, `gpu`: the one of an annotation."""
     env = {name: value.word() for name, value in node.items("env") if value.scalar is not None}
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
     # Profiles of other hardware have an image of an unknown release.
@@ -154,7 +154,7 @@ def has_model_flag(words: tuple[Word, ...]) -> bool:
 
 
 def _model_words(uri: Node) -> tuple[Word, ...]:
-    """The `vllm serve` words for a model URI: `hf://org/model` as a Hub id, another URI as it is."""
+    """`vllm serve MODEL` for a model's URI: the Hub id of `hf://org/model`, any other URI as it is."""
     text = uri.scalar or ""
     scheme, _, name = text.partition("://")
     model = name.partition("?")[0] if scheme == "hf" else text

@@ -60,7 +60,7 @@ class _Scope:
     """The nearest mapping around that has resources or probes."""
 
     def inside(self, node: Node) -> "_Scope":
-        """The scope within the node: its image, if it has one, and its variables added to those around it."""
+        """The scope inside `node`: with the node's image, if it has one, and its variables added to those around it."""
         env = dict(self.env)
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
@@ -68,7 +68,7 @@ class _Scope:
         return _Scope(self.keys, self.key, _image_name(node) or self.image, env, holder)
 
     def given_to(self, server: StartedServer) -> StartedServer:
-        """The server with the GPUs, memory limit and start limit of the mapping around it; unchanged without one."""
+        """The server with the GPUs, memory limit and start limit of its container's mapping; unchanged without one."""
         holder = self.holder
         if holder is None:
             return server
@@ -160,7 +160,7 @@ def _named_card(node: Node) -> tuple[str, ...]:
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
-    """Texts about vLLM inside values, as in a ConfigMap, playbook or cloud-init; shell scripts only with `scripts`."""
+    """(kind, text) of multi-line values about vLLM, as in a ConfigMap or playbook; shell only if `scripts` is true."""
     for node in document.walk():
         for key, value in node.items():
             text = value.scalar or ""
@@ -214,7 +214,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
 
 
 def _flag_keys(node: Node) -> Iterator[Word]:
-    """`--max-model-len: 4096` of a mapping as two words, the second empty for `true`; nothing for `false`."""
+    """Two words for each key like `--max-model-len: 4096`, the second empty for `true`; none for `false`."""
     for key, value in node.items():
         if key.startswith("--") and value.scalar is not None and value.scalar != "false":
             yield Word(key, value.offset, key)
@@ -222,13 +222,13 @@ def _flag_keys(node: Node) -> Iterator[Word]:
 
 
 def _belongs_to_vllm(node: Node, scope: _Scope, keys: str) -> bool:
-    """Whether the node's `keys` (as one text), those around it or its image name vLLM, and none of its companions."""
+    """Whether a server is vLLM's by the node's `keys`, those around it or its image, and not a router or the like."""
     around = f"{scope.keys} {keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 
 
 def _whole_json(word: Word) -> Word:
-    """A word such as `{"level": 3}` with its JSON quotes, as not every tool passes it through a shell."""
+    """A word such as `{"level": 3}` with the quotes of the file, which a shell would remove; others unchanged."""
     try:
         return word.with_text(word.raw) if word.raw.startswith("{") and json.loads(word.raw) else word
     except ValueError:
@@ -236,7 +236,7 @@ def _whole_json(word: Word) -> Word:
 
 
 def _flag_and_value(word: Word) -> tuple[Word, ...]:
-    """A list item such as `--max-model-len auto` as its two words, as recipes join their items; others as they are."""
+    """`--max-model-len auto`, a single list item, as two words; any other word as it is."""
     flag, space, value = word.text.partition(" ")
     if not space or not flag.startswith("--"):
         return (word,)

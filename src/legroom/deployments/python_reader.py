@@ -100,7 +100,7 @@ class _Program(ast.NodeVisitor):
         yield from change_servers((*servers, *calls), self._on_modal)
 
     def _on_modal(self, server: StartedServer) -> StartedServer:
-        """The server with the GPU of Modal's function, and no mounts if the program names no volume; others as is."""
+        """The server with the GPU of Modal's function, and no mounts if no volume is named; unchanged without Modal."""
         text = self._source.text
         named = {found for found in _MODAL_GPU.findall(text) if is_known_gpu(found[0])}
         if not _MODAL.search(text) or server.in_container:
@@ -271,12 +271,12 @@ class _Program(ast.NodeVisitor):
         return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
 
     def _column(self, line: int, byte_column: int) -> int:
-        """The column in characters of ast's column in UTF-8 bytes."""
+        """The column in characters for ast's column in UTF-8 bytes, on this line (counted from 1)."""
         return len(self._lines[line - 1].encode()[:byte_column].decode(errors="replace"))
 
 
 def _flag_words(flag: str, value: Any) -> list[str]:
-    """The flag and its value as command-line words; empty for None, unread values, and False of a known flag."""
+    """The flag and its value as command-line words; empty for None, `...`, and False of a flag that vLLM has."""
     if value is None or value is ... or (value is False and flag in all_flag_names()):
         return []
     if isinstance(value, bool):
@@ -310,7 +310,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
-    """The literal arguments of a call, parsed for one release."""
+    """The literal arguments of a call, parsed as flags of this release, with a FlagProblem for each that it refuses."""
     reading = FlagReader(release, [])
     table = {flag.dest: flag for flag in flags_of(release).values()}
     for name, value in call.values.items():
@@ -333,7 +333,7 @@ def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
 
 
 def _has_type(kind: str, value: Any) -> bool:
-    """Whether a Python literal has the type that the engine argument's kind takes."""
+    """Whether a Python literal has the type of an engine argument (`kind`: `int`, `Mapping` ...; empty for any)."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
     if isinstance(value, bool):

@@ -33,7 +33,7 @@ _ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|
 
 @lru_cache(maxsize=64)
 def named_releases(text: str) -> frozenset[str]:
-    """The releases of vLLM that any line of a text names, also in the default of a variable."""
+    """The vLLM versions that a text names on any line, also as the default of a variable."""
     return frozenset(version for groups in pattern("release_pins.named").findall(text) for version in groups if version)
 
 
@@ -51,7 +51,7 @@ class InstalledReleases:
 
 
 def installed_releases(text: str) -> InstalledReleases:
-    """The vLLM versions that install lines of any kind of file pin, and those that it only mentions."""
+    """The vLLM versions that a text's install lines pin, and those that it only mentions; for any kind of file."""
     pinned: set[str] = set()
     quoted: set[str] = set()
     is_unpinned = False
@@ -70,7 +70,7 @@ def installed_releases(text: str) -> InstalledReleases:
 
 
 def releases_beside(path: Path) -> frozenset[str]:
-    """The vLLM releases that the files of the same folder, and the lists of packages above it, pin or run."""
+    """The vLLM versions that files of the same folder, and package lists of the folder above, pin, name or run."""
     if not path.is_file():
         return frozenset()
     named: set[str] = set()
@@ -94,8 +94,8 @@ def releases_beside(path: Path) -> frozenset[str]:
 def with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """The server with the one vLLM release that the file installs, that its images have (`of_images`) or that its
-    sentences name; unchanged where none or several are, or where its own image is vLLM's and nothing is installed."""
+    """The server with the one vLLM release that its file's installs pin and its images have (`of_images`) or, without
+    any, that its sentences mention; unchanged if there are several. If its own image is vLLM's, only installs count."""
     if "vllm" in server.image.lower():
         if kind in ("document", "python") or not (installs.pinned or installs.is_unpinned):
             return server

@@ -46,6 +46,7 @@ def server_start(words: Sequence[str]) -> int | None:
 
 
 def basename(word: str) -> str:
+    """The last part of a path, as of a program."""
     return word.rpartition("/")[2]
 
 
@@ -64,7 +65,7 @@ def has_variable(word: str) -> bool:
 
 
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$NAME` and `$(NAME)` replaced where the value is known, `${NAME:-default}` also where it is not."""
+    """`word` with `$NAME` and `$(NAME)` replaced if `env` has them, `${NAME:-default}` also if it has not."""
 
     def known_value(variable: re.Match[str]) -> str:
         """What replaces the variable: its value, its default, or itself where it is not known."""
@@ -85,7 +86,7 @@ def dynamo_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def wrapped_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """`PROGRAM --model org/m --max-model-len 8192 ...` of a program that hands vLLM's flags on, as `vllm serve`."""
+    """`PROGRAM --model org/m --max-model-len 8192 ...`, which passes vLLM's flags on, as `vllm serve`; else empty."""
     names = {word.text.partition("=")[0] for word in words}
     if "--model" not in names or words[0].text.startswith("-") or not any(map(_ONLY_VLLMS.fullmatch, names)):
         return ()
@@ -94,7 +95,7 @@ def wrapped_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
-    """The words without flags that no release of vLLM has, and without their values."""
+    """The `given` words without flags that no vLLM release has, and without their values."""
     kept: list[Word] = []
     keeps = True
     for word in given:

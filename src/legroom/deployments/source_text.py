@@ -17,7 +17,7 @@ OPEN_WORD = "$_template_"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; LegroomError where it is unreadable, no text, above MAX_FILE_BYTES, or files are barred."""
+    """The text of a file; LegroomError if unreadable, not text, above MAX_FILE_BYTES, or where no file may be read."""
     if given_models() is not None:
         raise LegroomError(f"{path} is a file beside this text, and is not read", "put what it says into the text")
     try:
@@ -86,11 +86,11 @@ class Text:
         return Place(self.path, self._line + row, column + 1)
 
     def with_text(self, text: str) -> "Text":
-        """A text with other characters at the same lines and columns of the file."""
+        """Another text with the same rows and columns of the file, such as this text with parts blanked."""
         return Text(self.path, text, self._line, self._columns, self._within)
 
     def start_of(self, row: int) -> int:
-        """The offset of the beginning of a row."""
+        """The offset in this text at which a row (counted from 0) begins."""
         return self._starts[min(row, len(self._starts) - 1)]
 
     def row_of(self, offset: int) -> int:
@@ -98,13 +98,13 @@ class Text:
         return bisect_right(self._starts, offset) - 1
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Each line with the offset of its beginning."""
+        """(offset of its beginning, line) of each line of the text."""
         for i, start in enumerate(self._starts):
             end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
             yield start, self.text[start:end].rstrip("\r")
 
     def dedented_rows(self, first: int, last: int) -> "Text":
-        """The rows from `first` to before `last`, dedented."""
+        """The rows from `first` up to, without, `last` as a text without their common indentation."""
         if first >= len(self._starts):
             return Text(self.path, "", self._line + first, None, self._within)
         end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
@@ -118,7 +118,7 @@ class Text:
 
 
 def without_comment_lines(text: str, marks: str) -> str:
-    """A continued line with its inner comment lines (`marks`) blanked, so that offsets stay."""
+    """The text of a continued line with comment lines inside it blanked; `marks`: characters that begin a comment."""
     return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda comment: " " * len(comment[0]), text)
 
 

@@ -113,11 +113,11 @@ class StartedServer:
     """Sentences about settings that the resource's controller does not pass on to vLLM."""
 
     def place_of(self, word: Word) -> Place:
-        """Where the word stands: its own place where it has one, else by its offset in the server's file."""
+        """The word's place in the file: the one it carries, else that of its offset."""
         return word.place or self.locate(word.offset)
 
     def may_have_variable(self, *names: str) -> bool:
-        """Whether one of the variables is set, or may be set by a file or a Secret."""
+        """Whether one of these variables is set, or may be set by an env file or a Secret that is not read."""
         return bool(names) and ("*" in self.other_env or not {*self.env, *self.other_env}.isdisjoint(names))
 
     @property
@@ -138,7 +138,7 @@ class StartedServer:
 
     @property
     def refused_device(self) -> str:
-        """Other hardware that --device names in vLLM's CUDA image, whose worker refuses it; empty without."""
+        """The other hardware that --device names although the image is vLLM's for CUDA, which refuses it; or empty."""
         from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 
         is_given = any(word.text.partition("=")[0] == "--device" for word in self.words) and not self.other_device
@@ -185,7 +185,7 @@ class InvokedCommand:
         return tuple(word.text for word in self.words)
 
     def values_of(self, *options: str) -> Iterator[Word]:
-        """The word that follows each occurrence of these options."""
+        """For each occurrence of one of these options, the word after it."""
         return (word for before, word in pairwise(self.words) if before.text in options)
 
 

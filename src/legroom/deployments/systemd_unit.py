@@ -43,7 +43,7 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
 def _subjects_of_exec_line(
     source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]
 ) -> Iterator[Subject]:
-    """Servers and commands of the line `key`=`word` (ExecStart= ...) of a unit with these variables and settings."""
+    """Servers and commands of one line `key`=`word`, such as ExecStart=...; `settings`: all other keys of the unit."""
     text = word.text
     lead = len(text) - len(text.lstrip("-@:+!"))
     # `$$` and `%%` are escapes, not shell syntax.
@@ -56,7 +56,7 @@ def _subjects_of_exec_line(
 
 
 def _with_start_limit(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
-    """The server of a unit, with its start timeout where systemd waits: Type=exec and simple start at once."""
+    """The server with its unit's start timeout; none for Type=exec and simple, whose start systemd does not await."""
     start = None
     if "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking"):
         word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")

@@ -18,7 +18,7 @@ _MORE_FLAGS = ("--extra-args", "--additional-args", "--extra-vllm-args")
 
 
 def is_config(document: Node) -> bool:
-    """Whether the document is a vLLM --config file: two thirds of its keys are flags, one a common flag."""
+    """Whether the document is a vLLM --config file: at least 2/3 of its keys are flags, and one is a common flag."""
     if any(key != key.lower() for key, _ in document.items()):
         return False  # maxModelLen: values of a chart
     keys = [flag_name(key) for key, _ in document.items()]

@@ -82,11 +82,11 @@ class Node:
             return self.scalar
 
     def word(self) -> Word:
-        """The scalar's text with its offset; an empty text for other nodes."""
+        """The scalar's text as a word at its offset; a word with empty text for other nodes."""
         return Word(self.scalar or "", self.offset, self.scalar or "")
 
     def inner(self) -> Text:
-        """The text of a scalar with the places of its lines in the file."""
+        """The text of a scalar, such as a script in YAML, whose lines keep their places in the file."""
         text, row = self.scalar or "", self.source.row_of(self.offset) + (self.style in ("|", ">"))
         start = self.source.start_of(row) if self.style in ("|", ">") else self.offset + (self.style in ("'", '"'))
         rows = self.source.text[start : self.end].rstrip("\"'\n ").split("\n")
@@ -147,10 +147,11 @@ _ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n
 
 
 def template_as_yaml(text: str) -> str:
-    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns."""
+    """A template as YAML of the same columns: a placeholder `$____` for each value, both sides of each `if`."""
 
     # Both sides of an `if` stay.
     def blank(action: re.Match[str]) -> str:
+        """The matched action as spaces, its line breaks kept."""
         return re.sub(r"[^\n]", " ", action[0])
 
     text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", blank, text, flags=re.DOTALL)
@@ -171,7 +172,7 @@ def _yaml_error(source: Text, error: Exception) -> LegroomError:
 
 
 def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
-    """The parser's node as a tree with merge keys resolved; LegroomError where the budget of nodes runs out."""
+    """The tree of a PyYAML node with merge keys resolved; LegroomError once `budget[0]`, the nodes left, is used up."""
     budget[0] -= 1
     if budget[0] < 0:
         raise LegroomError("has too many values", f"legroom reads at most {_MAX_NODES:,}")

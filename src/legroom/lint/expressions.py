@@ -41,7 +41,7 @@ class Expression:
 
 
 def manifest_queries(document: Node) -> Iterator[Expression]:
-    """PromQL and series names in a manifest's autoscalers and monitors."""
+    """The PromQL and the series names in a Kubernetes manifest's autoscalers and monitors, as expressions."""
     for node in document.walk():
         for key in _QUERY_KEYS:
             value = node.get(key)
@@ -79,7 +79,7 @@ class ScalarLocator:
 
 
 def program_series(source: Text) -> Iterator[Expression]:
-    """String literals of a program about metrics that look like series names."""
+    """The series names in a program's string literals; none if the program does not mention metrics or Prometheus."""
     if not re.search("prometheus|metrics", source.text, re.IGNORECASE):
         return
     # A program with both spellings uses the one with an underscore as a key of its own.
@@ -94,7 +94,7 @@ def program_series(source: Text) -> Iterator[Expression]:
 
 
 def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
-    """(expressions of a rule file, recorded series -> its expression)."""
+    """(expressions of a Prometheus rule file, {recorded series: its expression})."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):
@@ -129,7 +129,7 @@ _SUFFIXES = {
 
 
 def declared_series(text: str) -> frozenset[str]:
-    """The series with vLLM's prefix that a Python program exposes itself, such as an exporter."""
+    """The series named like vLLM's that a Python program, such as an exporter, exposes itself."""
     families = ((name["name"].removesuffix("_total"), _SUFFIXES[name["type"]]) for name in _DECLARED.finditer(text))
     return frozenset(family + ending for family, endings in families for ending in endings)
 
@@ -157,7 +157,7 @@ def dashboard_expressions(source: Text) -> list[Expression] | None:
 
 
 def _exported_dashboard(document: Any) -> dict[str, Any] | None:
-    """The dashboard inside an export or an answer of Grafana's API; None for other JSON."""
+    """The Grafana dashboard in a JSON document, also inside an export or an API's answer; None for other JSON."""
     for candidate in (document, document.get("dashboard") if isinstance(document, dict) else None):
         if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
             return candidate
@@ -166,7 +166,7 @@ def _exported_dashboard(document: Any) -> dict[str, Any] | None:
 
 
 def _other_queries(document: Any) -> Iterator[str]:
-    """Texts of a dashboard that are no PromQL: queries of other data sources, and values of list variables."""
+    """The texts in a dashboard that are not PromQL: queries of other data sources, values of list variables."""
     pending: list[tuple[Any, bool]] = [(document, False)]
     while pending:
         value, other = pending.pop()
@@ -187,7 +187,7 @@ def _other_queries(document: Any) -> Iterator[str]:
 
 
 def _other_metrics_product(document: Any) -> str:
-    """The monitoring product, other than Grafana, whose dashboard the document is; empty where none."""
+    """The name of the monitoring product, other than Grafana, whose dashboard this JSON is; empty for none."""
     candidates = [each for each in (document if isinstance(document, list) else [document]) if isinstance(each, dict)]
     products = read_data("file_formats.json")["dashboard_keys"]
     matching = (product for each in candidates for keys, product in products if each.keys() >= set(keys))

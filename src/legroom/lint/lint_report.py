@@ -86,7 +86,7 @@ def _sarif_result(finding: LintFinding, index: int) -> dict[str, Any]:
 
 
 def _sarif_message(text: str, place: Place, length: int = 0) -> dict[str, Any]:
-    """SARIF keys for a text and its location; `length` in characters of the line, 0 where it is not known."""
+    """A text and its place as the keys of a SARIF result; `length`: characters marked in the line, 0 if unknown."""
     region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
     if length:
         region["endColumn"] = place.column + length

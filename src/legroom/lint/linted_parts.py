@@ -112,7 +112,7 @@ class LintedPart:
 
 
 def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> Iterator[LintedPart | Unread | Skipped]:
-    """The parts of a file, and what of it is unreadable or has nothing to check; `all_text`: of all linted files."""
+    """The parts of a file, also those unreadable or with nothing to check; `all_text`: of all linted files."""
     if path.endswith(".py") and _VLLM_SOURCE.search(text):
         yield Skipped(path, "a copy of a module of vLLM")
         return
@@ -171,7 +171,7 @@ def linted_parts(path: str, text: str, release: Release, all_text: str = "") -> 
 
 
 def _named_objects(path: str, text: str, kind: Kind | None) -> Iterator[NamedObject]:
-    """The objects that the kubectl lines of a script or a document name, unless lines of it make objects as well."""
+    """The Kubernetes objects that kubectl lines of a file name; none where the file also creates objects."""
     is_read = kind in ("shell", "document") and not _MAKES_OBJECTS.search(text)
     for found in islice(_KUBECTL.finditer(text), _MOST_ADDRESSES) if is_read else ():
         named = next(name for short, name in _OBJECT_KINDS.items() if found["kind"].startswith(short))
@@ -179,7 +179,7 @@ def _named_objects(path: str, text: str, kind: Kind | None) -> Iterator[NamedObj
 
 
 def _named_addresses(path: str, text: str, kind: Kind | None) -> Iterator[NamedAddress]:
-    """The addresses of a file, each with the model that is asked for there; of a document the requests alone."""
+    """The addresses of servers in a file, each with the model asked for there; in a document those of requests only."""
     told, source, said = without_comments(text), Text(path, text), set[str]()
     if kind in (None, "document"):
         for request in islice(_ASKED_MODEL.finditer(text if kind else ""), _MOST_ADDRESSES):
@@ -199,8 +199,7 @@ def _named_addresses(path: str, text: str, kind: Kind | None) -> Iterator[NamedA
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int], own: frozenset[str]) -> UnclaimedFlags | None:
-    """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one; `own`:
-    the options of programs among the linted files."""
+    """The first vLLM flag in lines that no server has, and how many lines have one; `own`: flags of other programs."""
     lost = {text.count("\n", 0, each.end()) + 1 for each in _LOST.finditer(text)}  # lines that vLLM does not read
     unclaimed = [
         (number, flag)
@@ -217,8 +216,8 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int], own: frozenset[
 def _doubtful_lines(
     source: Text, kind: str, all_text: str, server_flags: frozenset[str] | None
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, each rule once a line; `server_flags`, those of servers that were read, are skipped;
-    None: names are not judged, as in a document, a dashboard or rules (kind `rules`)."""
+    """Mistakes of single lines, each rule at most once a line. Names in `server_flags`, flags of servers already read,
+    are skipped; None: no names are judged, as in a document, a dashboard or rules (kind `rules`)."""
     path, text, said = source.path, source.text, set[tuple[int, str]]()
     whole = without_comments(text)
     told = without_other_services(path, whole) if kind == "yaml" else whole
@@ -259,7 +258,7 @@ def _lines_in_data(texts: Mapping[str, str], kind: str, all_text: str) -> Iterat
 
 
 def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
-    """Whether the match's numbers meet its row: `times` x `each_s` below `below_s` seconds, and `more` above `less`."""
+    """Whether the match's named groups fulfil `times` * `each_s` < the row's `below_s`, and `more` > `less`."""
     counts = {name: int(number) for name, number in found.groupdict().items() if name in _NUMBERS and number}
     is_short = counts.get("times", 0) * counts.get("each_s", 1) < row.get("below_s", math.inf)
     return is_short and counts.get("more", 1) > counts.get("less", 0)
@@ -267,13 +266,14 @@ def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_local(image: str, all_text: str) -> bool:
-    """Whether nothing pulls an image: a linted file builds it, or its name of vLLM has no registry and no account."""
+    """Whether an image is built by a linted file, or named like vLLM without registry and account; nothing pulls it."""
     built = {name for way in _BUILT for found in way.finditer(all_text) for name in found.groups() if name}
     return image in built or re.fullmatch(r"(?=[\w.-]*vllm)[\w.-]+:[\w.-]+", image) is not None
 
 
 @lru_cache(maxsize=256)
 def _is_found(regex: str, text: str) -> bool:
+    """Whether the regular expression matches anywhere in the text."""
     return _compiled(regex).search(text) is not None
 
 
@@ -283,7 +283,7 @@ def without_comments(text: str) -> str:
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:
-    """A part with its PromQL; None where it could not be read."""
+    """A file part with the PromQL that it holds, or why it has nothing to lint; None where it could not be read."""
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
@@ -341,7 +341,7 @@ _YAML_KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
 
 
 def unread_values(texts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, DoubtfulLine]]:
-    """(path, line) of each server setting in a values.yaml that none of its chart's templates, all given, reads."""
+    """(path, line) of each server setting in a values.yaml that no template reads; `texts`: (path, text) of a chart."""
     for path, text in texts:
         folder = path.removesuffix("values.yaml")
         templates = [body for name, body in texts if name.startswith(f"{folder}templates/")]
@@ -358,7 +358,7 @@ def unread_values(texts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Doubt
 
 
 def _dotted_keys(text: str) -> Iterator[tuple[str, int]]:
-    """The keys of a block of YAML as `a.b.c`, each with its line; those of lists belong to the list's key."""
+    """(key, line) of each key in a block of YAML, the key with those above it as `a.b.c`; lists add no level."""
     above: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _YAML_KEY.match(line)) is not None:

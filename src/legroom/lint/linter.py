@@ -78,7 +78,7 @@ class IgnoreComments:
 
 
 def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
-    """The numbers of the next line that is not a comment and of its continuation lines."""
+    """The line numbers of the first command after line `number`, which is a comment, with its continued lines."""
     row = number
     while row < len(lines) and (not lines[row].strip() or _COMMENT_LINE.match(lines[row])):
         row += 1
@@ -137,7 +137,7 @@ def _read_stdin() -> str:
 
 
 def _files_in(path: str) -> Iterable[str]:
-    """The file itself, or a folder's files of the kinds that lint looks for, hidden ones left out."""
+    """The file at the path, or a folder's files of the kinds that lint reads, without hidden ones."""
     folder = Path(path)
     if not folder.is_dir():
         yield path
@@ -233,7 +233,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
 
 
 def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, LintedPart]]) -> dict[str, Any]:
-    """The fields of a `Context` that all linted files share: recorded series, pinned releases, servers ..."""
+    """Keyword arguments of a `Context` about all linted files: recorded series, pinned releases, servers ..."""
     subjects = [each for _, part in parts for each in part.subjects]
     used = (name for _, text in texts for name in _USED_VARIABLE.findall(PASSED_ON.sub("", text)))
     return {
@@ -259,7 +259,7 @@ def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
 
 
 def _mentioned(path: str, text: str) -> Iterable[str | None]:
-    """The releases that a file names; of a document the one that all of its images have."""
+    """The vLLM releases that a file names; for a document only if all of its vLLM images have the same one."""
     if kind_of(path, text) != "document":
         return named_releases(text)
     of_images = {*map(image_release, IMAGE.findall(text))}
@@ -267,15 +267,15 @@ def _mentioned(path: str, text: str) -> Iterable[str | None]:
 
 
 def _known(versions: Iterable[str | None]) -> Iterator[Release]:
-    """The releases of these versions, without those older than any known one."""
+    """The releases of these versions as `Release`, without versions older than any that legroom knows."""
     for version in versions:
         with suppress(LegroomError):
             yield known_release(str(version))
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard | None]:
-    """Name -> first mention of each GPU in a file's name or text; a name of two GPUs stands for the larger one. None
-    for a card that legroom does not know."""
+    """{GPU's name: its first mention in a file's name or text, or None for a card that legroom does not know}; a name
+    of two GPUs counts as the larger one."""
     found: dict[str, NamedCard | None] = dict.fromkeys(_OTHER_CARD.findall(text))
     title = re.sub(r"[_.-]", " ", Path(path).stem).upper()
     for word in (*_CARD.finditer(title), *_CARD.finditer(text)):
@@ -290,7 +290,7 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard | None]:
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """The findings; equal notes, and equal findings on commands, of one file are merged, with all lines named."""
+    """The findings; in one file equal notes, or equal findings about commands, become one that names all lines."""
     firsts: dict[object, LintFinding] = {}
     others: dict[LintFinding, dict[str, None]] = {}
     for each in findings:
@@ -303,7 +303,7 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
 
 
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
-    """The finding; a template's a note where its user decides (not `is_of_user`), an example's error a warning."""
+    """The finding; as a note in a template where its user decides (not `is_of_user`), an example's error as warning."""
     is_left = finding.rule in read_data("lint_rules.json")["left_to_user"] and not is_of_user
     if is_left and _OF_TEMPLATE.search(finding.place.path):
         return replace(finding, severity="note")
@@ -311,7 +311,7 @@ def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool
 
 
 def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
-    """What duplicates of a finding share: (path, rule id, and a line, the variable it names, or 0 for once a file)."""
+    """The keys by which findings of one place are duplicates: (path, rule id, line, variable, or 0 for once a file)."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
     if finding.rule in read_data("lint_rules.json")["once_a_file"]:
@@ -319,7 +319,7 @@ def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
 
 
 def lint_subjects(subjects: Iterable[Subject], options: LintOptions) -> list[LintFinding]:
-    """The findings in servers and commands that are read already, without what only a whole file shows."""
+    """The findings in servers and commands that were read before; rules that need the whole file are left out."""
     context = Context(options.release, options.plan, any_release=options.any_release)
     checked = _check_part(LintedPart(tuple(subjects)), context, options.only)
     findings = (each for each in checked if isinstance(each, LintFinding))
@@ -338,7 +338,7 @@ def _context_of(text: str, options: LintOptions) -> Context:
 
 
 def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
-    """The findings of every check, or of the rules in `only`; Unread for a server of unknown release."""
+    """The findings of every check, or of the rules in `only` if any; Unread for a server of unknown release."""
     servers = tuple(each for each in part.subjects if isinstance(each, StartedServer))
     documents = tuple(each for each in part.subjects if isinstance(each, Node))
     context = replace(context, servers=servers, documents=documents)

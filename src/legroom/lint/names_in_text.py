@@ -39,7 +39,7 @@ Mistake = tuple[int, Mapping[str, str]]
 
 
 def without_other_services(path: str, text: str) -> str:
-    """YAML with spaces for Compose services, workloads and parts of a chart's values that are not vLLM's."""
+    """YAML whose Compose services, workloads and chart values for programs other than vLLM are blanked."""
     services, is_chart = _SERVICES.search(text), False
     first = re.search(r"\n( +)[^\s#{]", services[0]) if services is not None else None
     if services is not None and first is not None:
@@ -78,7 +78,7 @@ def _is_companion(service: str) -> bool:
 
 @lru_cache(maxsize=64)
 def own_options(text: str) -> frozenset[str]:
-    """The options that programs in a text declare themselves, as flags."""
+    """The `--options` that programs in a text declare themselves with argparse, spelt as vLLM's flags are."""
     return frozenset(map(flag_name, re.findall(r"add_argument\(\s*[\"'](--[\w-]+)", text)))
 
 
@@ -121,8 +121,7 @@ def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[
 
 
 def _unread_variables(text: str, all_text: str, is_built: bool) -> Iterator[Mistake]:
-    """Variables called like a setting of vLLM that no linted file reads, and that vLLM never read or, where no build
-    (`is_built`) and no pin may mean an older release, reads no more."""
+    """Variables named like vLLM's that no linted file and no vLLM reads; an older vLLM may where `is_built`."""
     all_text, is_compose = PASSED_ON.sub("", all_text), _SERVICES.search(text) is not None
     has_launcher = _LAUNCHER.search(all_text) is not None and _ENGINE.search(text) is None
     for found in _SETS_VARIABLE.finditer(text):
@@ -144,7 +143,7 @@ def _unread_variables(text: str, all_text: str, is_built: bool) -> Iterator[Mist
 
 
 def _lost_variables(text: str, all_text: str) -> Iterator[Mistake]:
-    """Settings of an env file that no linted file reads, unless a line passes the whole env file on."""
+    """Variables of an env file that no linted file reads; none where some line passes on the whole env file."""
     if _SERVICES.search(all_text) is None or _HANDED_ON.search(all_text):
         return
     for found in _SETS_VARIABLE.finditer(text):

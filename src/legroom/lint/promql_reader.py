@@ -1,7 +1,5 @@
-"""The series of a PromQL expression and what they are compared with.
-
-A tokenizer rather than a parser, because dashboards hold variables (`$__rate_interval`, `[[job]]`).
-"""
+"""The series of a PromQL expression and what they are compared with; a tokenizer rather than a parser, because
+dashboards hold variables (`$__rate_interval`, `[[job]]`)."""
 
 import re
 from collections.abc import Iterator
@@ -61,7 +59,7 @@ def tokens(expression: str) -> tuple[Token, ...]:
 
 
 def series_names(expression: str) -> Iterator[Token]:
-    """The series names of all selectors in order, also of `{__name__="..."}`."""
+    """The name tokens of all series in an expression, in order, also those of `{__name__="..."}`."""
     stream = tokens(expression)
     i = 0
     while i < len(stream):
@@ -104,7 +102,7 @@ def _names_in_label_matchers(stream: tuple[Token, ...], start: int) -> Iterator[
 
 
 def after_bracket(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
-    """The index after the bracket that closes the one at `i`."""
+    """The index after the `closing` bracket of the `opening` one at index `i`; the stream's end where none does."""
     depth = 0
     while i < len(stream):
         depth += (stream[i].text == opening) - (stream[i].text == closing)
@@ -115,7 +113,7 @@ def after_bracket(stream: tuple[Token, ...], i: int, opening: str, closing: str)
 
 
 def comparisons(expression: str) -> Iterator[Comparison]:
-    """The comparisons of a PromQL expression with a number on either side."""
+    """Each comparison of an expression with a number, as `expression OP number`, on whichever side the number is."""
     stream = tokens(expression)
     scaled = False
     for i, token in enumerate(stream):
@@ -153,7 +151,7 @@ NO_LEVEL = frozenset(
 
 
 def roles_in(expression: str, context: Context) -> set[str]:
-    """The roles (`kv_use` ...) of an expression's vLLM series: of the nearest for a misspelled one, else its name."""
+    """The roles (`kv_use` ...) of vLLM's series in an expression, of the nearest if misspelled; the name if no role."""
     roles: set[str] = set()
     for series in series_names(expression):
         role = role_of(series.text)
@@ -166,7 +164,7 @@ def roles_in(expression: str, context: Context) -> set[str]:
 
 
 def roles_in_recorded(expression: str, context: Context) -> set[str]:
-    """The roles of an expression's vLLM series, also of those behind recording rules of the linted files."""
+    """The roles of vLLM's series in an expression and in the linted recording rules that it refers to."""
     pending = [expression]
     seen: set[str] = set()
     roles: set[str] = set()
@@ -193,7 +191,7 @@ class Operand:
     """The functions and aggregations that it calls."""
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Comparisons with a number, with offsets in the whole expression."""
+        """This operand's comparisons with a number; offsets are those in the whole expression."""
         for comparison in comparisons(self.text):
             yield replace(comparison, offset=comparison.offset + self.offset)
 
@@ -230,7 +228,7 @@ def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
 
 
 def _functions(stream: tuple[Token, ...]) -> Iterator[str]:
-    """The words before a bracket, `by` or `without`, in lower case: functions, aggregations and `by` itself."""
+    """The functions and aggregations in an expression, in lower case: words before a bracket, `by` or `without`."""
     for token, following in pairwise(stream):
         if token.kind == "name" and (following.text == "(" or following.text.lower() in ("by", "without")):
             yield token.text.lower()

@@ -120,21 +120,21 @@ class Context:
 
     @property
     def release(self) -> Release:
-        """The vLLM release assumed for a server or query that names none itself."""
+        """The vLLM release by which a server or a query is judged that names none itself."""
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property
     def release_of_series(self) -> Release:
-        """The release by which queries are judged: the newest that the linted files name, else the assumed one."""
+        """The release by which queries are judged: the newest that the linted files name, else `release`."""
         return max(self.named_releases, key=lambda release: release.index, default=self.release)
 
     @property
     def series(self) -> frozenset[str]:
-        """The series that vLLM exposes: of every release where any is valid, else of the linted one."""
+        """The names of vLLM's series: with `any_release` those of all releases, else of the one that judges queries."""
         return all_exposed_names() if self.any_release else exposed_names(self.release_of_series)
 
     def has_series_with_prefix(self, prefix: str) -> bool:
-        """Whether vLLM exposes a series whose name begins so, in the linted release or in any (see `series`)."""
+        """Whether one of the series in `series` has a name that begins with this prefix."""
         return any(series.startswith(prefix) for series in self.series)
 
     def release_of(self, server: StartedServer) -> Release:
@@ -150,7 +150,7 @@ class Context:
         return self.requested_release is not None or self.plan is not None
 
     def is_release_certain(self, server: StartedServer) -> bool:
-        """Whether the server's release is given, pinned, or vLLM's own moving tag."""
+        """Whether the server's release is given by an option, pinned exactly, or of vLLM's own moving tag."""
         if self.is_release_given:
             return True
         if server.is_release_assumed or _is_other_hardware(server) or images.is_other_build(server.image):
@@ -175,7 +175,7 @@ class Context:
         return self.is_release_certain(server) and (not server.image or images.is_published_by_vllm(server.image))
 
     def runs_vllms_own(self, server: StartedServer) -> bool:
-        """Whether vLLM itself reads the command line, in a release: no fork, launcher, plugin or nightly build."""
+        """Whether an unchanged release of vLLM reads the command line: no fork, launcher, plugin or nightly build."""
         if server.launcher or server.is_release_assumed or _is_other_hardware(server) or not server.runs_on_gpus:
             return False
         if server.place.path.endswith(".py"):
@@ -194,11 +194,11 @@ class Context:
         return all(any((problem.flag, problem.kind) == (flag, kind) for problem in found) for found in problems)
 
     def may_run(self, server: StartedServer) -> frozenset[Release]:
-        """The releases that the linted files name, for a server whose release is not told; else none."""
+        """The releases that a server with no named release may run: those that the linted files name, else none."""
         return frozenset() if self.is_release_told(server) else self.mentioned_releases
 
     def is_accepted_by_named(self, server: StartedServer, flag: str, kind: str) -> bool:
-        """Whether a release that the server may run reports no problem of this kind with the flag."""
+        """Whether a release that the server may run reads the flag without a FlagProblem of this kind."""
         texts = tuple(word.text for word in server.words)
         found = (_parse_server_args(texts, release).problems for release in self.may_run(server))
         return any(all((each.flag, each.kind) != (flag, kind) for each in problems) for problems in found)
@@ -210,7 +210,7 @@ class Context:
         return bool(server.launcher) or images.has_unnamed_release(server.image) or _is_other_hardware(server)
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
-        """The plan, unless the server serves another model than the planned one."""
+        """The plan given with --plan; None without one, or where the server serves another model."""
         model = self.parsed_args(server).args.model
         return self.plan if self.plan and (not model or _names_model(self.plan.command, model)) else None
 
@@ -232,13 +232,14 @@ def _is_other_hardware(server: StartedServer) -> bool:
 
 
 def _names_model(command: tuple[str, ...], model: str) -> bool:
-    """Whether a word's last path part is the model's, in any case; True where the model has a `$`."""
+    """Whether a word of the command names the model (by its last path part, in any case), or it holds a `$`."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 
 
 @lru_cache(maxsize=256)
 def _parse_server_args(words: tuple[str, ...], release: Release) -> ParsedArgs:
+    """The command line's words parsed for the release; results are cached."""
     return parse_flags(words, release)
 
 
@@ -253,7 +254,7 @@ def flag_word(server: StartedServer, *names: str) -> Word | None:
 
 
 def flag_place(server: StartedServer, *names: str) -> Place:
-    """The place of a flag, or of the command where the flag is not given."""
+    """The place of the last of these flags in the command, or the command's own where none is given."""
     word = flag_word(server, *names)
     return server.place_of(word) if word else server.place
 
@@ -280,7 +281,7 @@ def runs_on_rocm(server: StartedServer) -> bool:
 
 
 def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
-    """Whether a variable or template in the command may add flags, or stands for a setting named in `besides`."""
+    """Whether a variable or template in the command may add flags, or is the value of a flag (dest) in `besides`."""
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields
@@ -302,7 +303,7 @@ _OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>|__\w+__")
 
 
 def has_same_words(name: str, candidate: str, separator: str) -> bool:
-    """Whether two names may differ by a typo alone: as many words, no short one with another letter (`cpu`, `npu`)."""
+    """Whether two names may differ by a typo alone: as many words, split at `separator`, short ones alike (`cpu`)."""
     words, candidate_words = name.split(separator), candidate.split(separator)
     return len(words) == len(candidate_words) and all(
         len(word) != len(right) or word == right or len(word) >= 5
@@ -326,7 +327,7 @@ def rules_by_id() -> dict[str, Rule]:
 def finding(
     rule_id: str, place: Place, message: str, suggestion: str = "", length: int = 0, *, is_certain: bool = True
 ) -> LintFinding:
-    """A finding of the rule with this id, in place of an error a warning where not certain; `length` in characters."""
+    """A finding of the rule; severity `warning` if not `is_certain`; `length`: characters to mark from `place` on."""
     severity = rules_by_id()[rule_id].severity if is_certain else "warning"
     return LintFinding(place, rule_id, severity, message, suggestion, length)
 
@@ -345,7 +346,7 @@ _Find = Callable[[_Subject, Context], Findings]
 
 
 def checks(subject_type: type[_Subject], *rules: str) -> Callable[[_Find[_Subject]], _Find[_Subject]]:
-    """Decorator: register a function that yields the findings of some rules in each subject of one type."""
+    """Decorator: adds a function, which yields findings of these rules in a subject of the type, to CHECKS."""
 
     def register(find: _Find[_Subject]) -> _Find[_Subject]:
         """Add the function to CHECKS; returns it as it is."""

@@ -36,7 +36,7 @@ class ServerPlan:
 
     @property
     def held_bytes(self) -> int:
-        """The weights of the model on one GPU, without a draft model's."""
+        """Bytes of the model's weights on one GPU, without those of a draft model."""
         return min(self.plan.memory.tightest.weights.bytes, self.checkpoint_bytes)
 
     @property
@@ -48,11 +48,12 @@ class ServerPlan:
 
     @property
     def checkpoint_bytes(self) -> int:
+        """Bytes of the model's whole checkpoint."""
         return self.plan.host.checkpoint_bytes
 
 
 def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None:
-    """The plan without flags that the release lacks, fetching nothing; None where the model or a value is unknown."""
+    """The server's plan, made without the network; None where the model or a value is unknown, or vLLM refuses it."""
     made = _plan_or_refusal(server, release)
     return made if isinstance(made, ServerPlan) else None
 
@@ -64,7 +65,7 @@ def refusal_of_server(server: StartedServer, release: Release) -> RefusedByVllm 
 
 
 def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
-    """The server planned on every GPU that its file names, fetching nothing; None for a template or a Python call."""
+    """The plans of a server on each GPU that its file names, without network; None for a template or Python call."""
     from legroom.planning.file_plans import planned_servers
 
     if server.call is not None or has_open_words(server, ServeArgs.__dataclass_fields__):
@@ -97,7 +98,7 @@ def _is_known(model: str) -> bool:
 def _plan_of_words(
     words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None
 ) -> ServerPlan | RefusedByVllm | None:
-    """The plan or vLLM's refusal of a command line on the named GPU, else on a stand-in; None where neither exists."""
+    """The plan of a command or vLLM's refusal, on the named GPU, else on a stand-in; None if neither can be made."""
     from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)

@@ -34,7 +34,7 @@ def readings_text(
     all_runs: bool = False,
     explain_math: bool = False,
 ) -> str:
-    """The diagnoses of all logs, the last run of each in full, with `all_runs` all; `explain_math` adds the ledger."""
+    """The diagnoses of all logs, of each the last run or `all_runs`; `explain_math` adds logged and planned memory."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -64,7 +64,7 @@ _LEDGER_ENTRIES = {
 
 
 def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
-    """A table in GiB of the card's memory as logged and as planned at loading, profiling and serving."""
+    """A table in GiB of the GPU's memory, logged and planned by phase; then tensors of the failed request's size."""
     columns = {"seen": diagnosis.case.ledger, **diagnosis.expected}
     yield style.paint(f"{_MARGIN}{'GiB':20}" + "".join(f"{name:>10}" for name in columns), "bold")
     for entry, title in _LEDGER_ENTRIES.items():
@@ -98,7 +98,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
 
 
 def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
-    """The cause's title; headings of their own for another engine's log, a kill without a reason and a failed probe."""
+    """The cause's title; a heading of its own for an `other_engine`, a kill without a reason and a failed probe."""
     if other_engine:
         return heading("of_other_engine", language).format(name=diagnosis_texts.other_engine_name(other_engine))
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
@@ -291,7 +291,7 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
 
 
 def has_story(finding: Finding) -> bool:
-    """Whether the catalog entry's explanation fits this failure: an entry for look-alikes tells of one kind alone."""
+    """Whether the catalog entry explains this failure; an entry of `not_memory` explains only messages it lists."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
     if finding.cause != "not_memory":
@@ -310,7 +310,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
 
 
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
-    """The report of a log without its cause: the decisive line, the lines that are needed, possible causes."""
+    """The report of a log that does not show the cause: its decisive line, the lines to provide, possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
     yield from (
         style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)

@@ -81,7 +81,7 @@ def entry_list_text(entries: Sequence[Entry], style: Style, language: Language =
 
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language, terms: Mapping[str, str]) -> str:
-    """What the `terms` of a plan mean, then the entries found, a line each, and the command that explains the first."""
+    """What `terms` of a plan mean ({term: meaning}), then a line for each entry found, and how to explain the first."""
     meanings = (wrap(f"{style.paint(name, 'bold')}: {text}", style.width, "  ") for name, text in terms.items())
     said = "".join(f"{line}\n" for lines in meanings for line in lines)
     if not hits:

@@ -122,9 +122,9 @@ def _new_version_sentences(server: FileServer | None) -> tuple[str, ...]:
     return sentences or ((plan_headline(server.shown),) if server.shown is not None else ())
 
 
-def diff_markdown(title: str, diffs: Sequence[ServerDiff]) -> str:
-    """A Markdown section about one file; text of the file is escaped."""
-    lines = [f"### {_escaped(title)}", ""]
+def diff_markdown(path: str, diffs: Sequence[ServerDiff]) -> str:
+    """A Markdown section about the file at `path`; all text from the file is escaped."""
+    lines = [f"### {_escaped(path)}", ""]
     if not diffs:
         lines += ["Neither version starts a vLLM server.", ""]
     for diff in diffs:

@@ -119,8 +119,7 @@ def _part_lines(report: FragmentReport, style: Style) -> list[str]:
 
 
 def _tried_settings_lines(details: dict[str, object], width: int) -> list[str]:
-    """The allocator settings that would have served or refused the request, of `details` of the report's part
-    `failed_request`; empty where none is known."""
+    """The settings in `details` (`served_by`, `refused_by`) with which the request would succeed or fail; may be []."""
     how = "replayed with other settings" if details.get("replayed") else "by what was free: there is no history of it"
     lines = [f"{'The request' if details.get('asked') else 'The failed request'}, {how}:"]
     for name, word in (("served_by", "served"), ("refused_by", "refused")):

@@ -36,7 +36,7 @@ def duration_text(seconds: float) -> str:
 
 
 def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) -> str:
-    """A table, one line per incident."""
+    """A table, one line per incident; `now_s` is the Unix time to which open incidents last."""
     if not incidents:
         return "No incidents.\n"
     rows = [("", "began", "lasted", "server", "what")]
@@ -49,7 +49,7 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
 
 
 def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: float, style: Style) -> str:
-    """The report of one incident: observations, diagnosis, actions, recommendations."""
+    """The report of one incident: observations in `points`, diagnosis, actions, recommendations, as of `now_s`."""
     lines = [style.paint(incident_headline(incident), "bold"), *_server_and_times(incident, now_s), ""]
     lines += list(_observation_lines(incident, points, style))
     for title, paragraphs in (
@@ -70,7 +70,7 @@ def incident_headline(incident: Incident) -> str:
 
 
 def _server_and_times(incident: Incident, now_s: float) -> list[str]:
-    """The server's name, and when the incident began and how long it lasted or lasts so far."""
+    """The server's name, when the incident began, and how long it lasted, or lasts so far at `now_s` (Unix time)."""
     if incident.closed_s is None:
         end = f"and lasts, for {duration_text(now_s - incident.opened_s)} by now"
     else:
@@ -79,7 +79,7 @@ def _server_and_times(incident: Incident, now_s: float) -> list[str]:
 
 
 def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
-    """Why it was opened, exit code, evidence or the log's last lines, curves of the samples, the finding's numbers."""
+    """Why the incident was opened, exit code, log lines, curves of the samples (`points`), the finding's numbers."""
     yield style.paint("What was seen", "bold")
     reason = _finding_detail(incident).get("reason")
     if reason:
@@ -112,6 +112,7 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     slots = _time_slots(points)
 
     def maxima(name: str) -> list[float]:
+        """The highest value of the JournalPoint field `name` in each time slot; 0 where it has no point."""
         return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
     return [
@@ -123,7 +124,7 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
 
 
 def _time_slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
-    """The points in even time slots, one a pixel at most; empty where scrapes failed, but for a single lost one."""
+    """The points in equal time slots, one a pixel at most; empty where scrapes failed, unless a single one did."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
     width_s = max(usual_s, (last_s - first_s) / _MAX_SLOTS, 1e-3)

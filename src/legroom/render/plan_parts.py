@@ -95,7 +95,7 @@ _RARE: Mapping[str, str] = {
 
 
 def band_basis_text(plan: Plan) -> str:
-    """A sentence on how many starts a plan's error bands are based on, and on its properties with few such starts."""
+    """A sentence: on how many measured starts a plan's error bands rest, and which of its properties are rare."""
     properties = band_class(plan.target.model, plan.settings, plan.target.gpu).properties
     kind, rare = evidence(properties)
     starts = f"{num_starts_as_known(properties)} {'measured' if kind == 'measured' else 'published'} starts"
@@ -115,7 +115,7 @@ def _property_text(kind: str, value: str) -> str:
 
 
 def short_model_name(model_name: str) -> str:
-    """The last part of a path; a Hub id keeps its owner."""
+    """The last part of a model's path; a Hub id stays `owner/name`."""
     pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
     if pieces and pieces[-1] == "config.json":
         pieces.pop()

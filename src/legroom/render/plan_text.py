@@ -34,7 +34,7 @@ _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
 
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
-    """The text of `legroom plan`."""
+    """The text of `legroom plan`; `explain_math` adds the terms of every part."""
     text = paragraphs(
         answer_lines(plan.verdict, plan_headline(plan), style),
         _failure_lines(plan, style),
@@ -48,8 +48,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
 
 
 def _body_text(plan: Plan, style: Style, wanted: float | None = None) -> str:
-    """The card, the KV cache and the pipeline stages; `wanted` is the number of users whose speed together is shown
-    (None: as many as it holds)."""
+    """GPU, KV cache and pipeline stages; the speed is of `wanted` users together (None: as many as it holds)."""
     return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style, wanted), _stage_lines(plan, style))
 
 
@@ -213,7 +212,7 @@ def _longest_context_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(name, text) of the KV blocks of a first start, which compiles with a cold cache; none where that is the plan."""
+    """(name, text) of the KV blocks of a first start, with a cold compile cache; no row where the plan is of one."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -259,7 +258,7 @@ def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _no_advice_text(plan: Plan) -> str:
-    """That no change of flags was found; empty where one was, or none was looked for."""
+    """A sentence that no change of flags was found; empty where one was found, or none was looked for."""
     if plan.advice or plan.verdict != "does_not_fit" or not plan.advised or plan.memory.refused:
         return ""
     gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
@@ -282,7 +281,7 @@ def _holding_text(plan: Plan) -> str:
 
 
 def _command_to_run(plan: Plan) -> list[str]:
-    """The words of the first advice's command, else of the planned one; empty where that is neither safe nor tight."""
+    """The words of the first advice's command, else of the plan's if it starts or is tight; empty otherwise."""
     if plan.advice:
         return ready_command(plan.advice[0].plan)
     return ready_command(plan) if plan.starts or plan.verdict == "tight" else []
@@ -354,7 +353,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
 
 
 def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
-    """`losses` as one text, that of CUDA graphs with its tokens/s; `nothing beyond the defaults` for none."""
+    """What a plan gives up as one text, for CUDA graphs in tokens/s; `nothing beyond the defaults` for no `losses`."""
     rates = [_tokens_per_s(each) if each else "" for each in (plan, try_flags(plan, {"enforce_eager": None}))]
     if all(rates) and any(loss.startswith("no CUDA graphs") for loss in losses):
         slower = f"no CUDA graphs: {rates[0]} for one user, {rates[1]} with them"
@@ -363,7 +362,7 @@ def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
 
 
 def _trade_text(plan: Plan, losses: Sequence[str]) -> str:
-    """The speed of another setting, and what it gives up."""
+    """Tokens/s for one user of an alternative plan, and what its settings give up (`losses`)."""
     lost, rate = _losses_text(plan, losses), _tokens_per_s(plan)
     return f"{f'{rate} for one user; ' if rate and 'tok/s' not in lost else ''}gives up: {lost}"
 

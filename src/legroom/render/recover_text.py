@@ -41,7 +41,7 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
 
 
 def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
-    """A sentence on the memory of other users that cannot be inspected, and whom to run as; empty for none."""
+    """A sentence on other users' processes that this one cannot inspect, and whom to run as; empty without any."""
     hidden = [holder for holder in holders if holder.owner]
     if hidden:
         owners = ", ".join(sorted({holder.owner for holder in hidden}))

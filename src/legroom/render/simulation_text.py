@@ -42,7 +42,7 @@ def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) 
 
 
 def _next_steps(load: LoadVerdict, tools: str) -> Iterator[str]:
-    """Sentences: that a short load proves little, and what to do about a load that is not held."""
+    """Sentences if the load is not held, or would not be if it lasted; `tools`: what finds servers that hold it."""
     if load.sustained is False:
         yield _UNSUSTAINED
     if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
@@ -151,7 +151,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def engines_row(trace: Trace) -> Iterator[tuple[str, str]]:
-    """(name, text) that figures are of one of several data-parallel engines; none for a server with one."""
+    """(name, text) that all figures are of one of several data-parallel engines; no row for a single engine."""
     if trace.engines > 1:
         share = "they share the load in turn, and all figures here are of one of them"
         yield "engines", f"{trace.engines} data-parallel engines: {share}"
@@ -175,7 +175,7 @@ def _load_text(trace: Trace) -> str:
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:
-    """p50, p99 and maximum of values that are sorted already."""
+    """p50, p99 and maximum of values that are sorted already, followed by their unit."""
     if not values:
         return "none served"
     p50, p99, largest = percentile(values, 0.5), percentile(values, 0.99), values[-1]
@@ -235,7 +235,7 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
 
 
 def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
-    """Where the time to the first token goes, and how busy the link is."""
+    """p99 of when prefill ends and of the KV transfer in seconds, and the busiest link's utilization."""
     return (
         f"\nprefill ends {replayed.prefill_p99_s:.2f} s after arrival (p99), the transfer takes "
         f"{replayed.transfer_p99_s:.3f} s (p99), the busiest link is {replayed.link_busy_ratio:.0%} in use\n"
@@ -303,7 +303,7 @@ Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
 
 
 def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fleets, style: Style) -> str:
-    """The settings that no other beats as a table, then the best command, or what would hold the load."""
+    """The settings that no other beats as a table, then the best's `command`, or the `fleets` that hold the load."""
     cut_short = " before the interruption" if choice.interrupted else ""
     lines = [f"{len(choice.outcomes)} settings tried{cut_short}; those that no other beats:", ""]
     lines += [*columns(list(_choice_rows(choice, style)), "<>>>>>><"), ""]

@@ -33,7 +33,7 @@ _HOLDS_NOTE = (
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
-    """The text of `legroom size`: one table per model."""
+    """The text of `legroom size`: one table per model, headed by its name and `title`; `prices`: by GPU name."""
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
         fits = [fit for fit in rows if fit.model == model]
@@ -75,8 +75,8 @@ def _price_source(prices: Sequence[GpuPrice]) -> str:
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    """The command of every row of one kind of GPU; of several kinds that of the first row that surely fits and, where
-    this has another checkpoint, of the first with the model itself."""
+    """The command of every row if all rows are of one GPU type; else of the first row that surely fits and, where that
+    gives something up, also of the first row with the model's own checkpoint."""
     rows = [(fit, fit.plan) for fit in fits if fit.plan]
     held = [(fit, plan) for fit, plan in rows if fit.is_sure] or rows[:1]
     own = [(fit, plan) for fit, plan in held if plan.target.model.name == fit.model and not fit.losses]
@@ -152,7 +152,7 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
 
 
 def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
-    """Tokens a second of `users` together, of which each has `rate`, and their range; a dot where that is None."""
+    """Tokens a second of `users` together at `rate` each, and the range of the estimate; a dot for a rate of None."""
     if rate is None:
         return style.pick("·", "-")
     low, estimate, high = (users * each for each in (rate.low, rate.estimate, rate.high))
@@ -160,7 +160,7 @@ def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
-    """A table of the GPUs needed, a row per GPU type and a column per model; a dot where no number is enough."""
+    """A table of the GPUs needed for `title`, a row per GPU type, a column per model; a dot where none are enough."""
     models = list(dict.fromkeys(fit.model for fit in rows))
     gpus = list(dict.fromkeys(fit.gpu.name for fit in rows))
     counts = {(fit.model, fit.gpu.name): fit for fit in reversed(rows)}
@@ -230,7 +230,7 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
 
 
 def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices: bool, style: Style) -> list[str]:
-    """The table cells of one fleet: GPUs, split, p99 TTFT in s, p99 TPOT in ms, and prices if any."""
+    """The table cells of a fleet, the first a mark if `is_best`: GPUs, split, p99 TTFT in s and TPOT in ms, prices."""
     outcome, band = fleet.outcome, fleet.band
     assert outcome is not None and band is not None and fleet.plan is not None
     split = f"TP {fleet.tensor_parallel_size}" if fleet.tensor_parallel_size > 1 else ""
@@ -251,8 +251,7 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 
 def _range_text(values: Money, form: str, style: Style) -> str:
-    """The high end of a range (low, middle, high), which is enough, and the range in brackets: `6 (4-6)`; for an
-    unknown high end `≥`, the middle and `?`. `form` is the format of a number."""
+    """The high end of (low, middle, high), then the range: `6 (4-6)`, or `≥5 (4-?)`; `form`: how to format a number."""
     low, middle, high = (None if value is None else format(value, form) for value in values)
     most = high or f"{style.pick('≥', '>=')}{middle}"
     return f"{high}" if low == high else f"{most} ({low or middle}{style.pick('–', '-')}{high or '?'})"
@@ -300,7 +299,7 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
 
 
 def _span(figures: Sequence[float]) -> str:
-    """The smallest and the largest figure as `4.7 to 6.1`; one where they are alike."""
+    """The smallest and the largest figure as `4.7 to 6.1`; the largest alone where they differ by at most 5 %."""
     low, high = (f"{figure:,.2g}" if figure < 10 else f"{figure:,.0f}" for figure in (min(figures), max(figures)))
     return f"{low} to {high}" if max(figures) > 1.05 * min(figures) else high
 
@@ -322,7 +321,7 @@ _NEAREST = 5
 
 
 def card_models_text(answer: CardModels, style: Style) -> str:
-    """The models that fit, the largest first, one checkpoint each; then those that lack the least."""
+    """The models that fit the GPU, the largest first, one checkpoint each; then those that lack the least memory."""
     asked = answer.search
     users = f"{asked.goal.concurrency:g} user{'' if asked.goal.concurrency == 1 else 's'}"
     used = f", {gib(asked.used_bytes, 1)} of it in use" if asked.used_bytes else ""
@@ -346,7 +345,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
 
 
 def _card_name(each: CardModel) -> str:
-    """The model's bundled name; where the user's words chose another of its checkpoints, that one's."""
+    """The model's bundled name; the checkpoint's own where the user's words chose another than the usual one."""
     usual, bundled = find(each.bundled.name), each.bundled
     return bundled.name if usual is None or usual.ids == bundled.ids else bundled.ids[0].rpartition("/")[2]
 

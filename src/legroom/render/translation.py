@@ -19,10 +19,7 @@ _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
 def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
-    """A text, or all texts in lists and dicts, in the language; a text without a translation stays English.
-
-    With `only`, just the texts below these keys of a dict are translated.
-    """
+    """The value with its texts translated where possible; with `only`, of dicts just the texts below these keys."""
     if language == "en":
         return value
     if isinstance(value, dict):
@@ -50,11 +47,8 @@ def _template_pattern(english: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first template that matches, with its gaps translated too.
-
-    Without such a template, each sentence is translated, or each clause where all clauses have a template. A gap spans
-    two clauses only where they cannot be translated alone.
-    """
+    """The text by the first template that matches, its gaps translated too; else sentence by sentence, or by clauses if
+    each has a template. A gap spans two clauses only where they cannot be translated alone."""
     spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):

@@ -27,6 +27,7 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
     """The text of one server's upgrade; `alerts` are exported alerts that no longer fire on the new release."""
 
     def wrapped(texts: Iterable[str], later: str = "    ") -> list[str]:
+        """The lines of all texts, wrapped to the style's width; `later` indents the lines after a text's first."""
         return [line for text in texts for line in wrap(text, style.width, "  ", later)]
 
     sections = {
@@ -72,7 +73,7 @@ def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
 
 
 def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
-    """Whether the row has the same figures as the one (in `by_name`) that it usually repeats, so it can be left out."""
+    """Whether a row can be left out as it has the figures of the row in `by_name` that it usually repeats."""
     other = by_name[_REPEATS.get(change.what, change.what)]
     rounding = 1 if isinstance(change.old, int) else 0.005
     same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding
@@ -195,7 +196,7 @@ def _held(plan: Plan) -> str:
 
 
 def _is_changed(made: Upgrade) -> bool:
-    """Whether the command that keeps the capacity is another than today's."""
+    """Whether keeping today's capacity takes another command than today's."""
     return bool(made.kept.flags) or any(flag.kind in ("refused", "renamed") for flag in made.flags)
 
 

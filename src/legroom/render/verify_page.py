@@ -13,7 +13,7 @@ from legroom.verify.verification_checks import Check, Verification
 
 
 def _with_printable_texts(verification: Verification) -> Verification:
-    """The verification with what the server said escaped: names and messages are its own."""
+    """The verification with control characters escaped in all texts, which may come from the server."""
     checks = [replace(check, text=printable(" ".join(check.text.split()))) for check in verification.checks]
     notes = [printable(" ".join(note.split())) for note in verification.notes]
     return replace(verification, server=printable(verification.server), checks=tuple(checks), notes=tuple(notes))

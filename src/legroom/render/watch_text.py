@@ -42,9 +42,9 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
     return "\n".join(lines)
 
 
-def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
-    """Lines of two (name, figure) pairs each, the first half of them on the left."""
-    pairs = [(style.paint(name, "grey"), figure) for name, figure in shown]
+def two_columns(figures: Sequence[tuple[str, str]], style: Style) -> list[str]:
+    """(name, figure) pairs as lines with two pairs each: the first half on the left, the rest on the right."""
+    pairs = [(style.paint(name, "grey"), figure) for name, figure in figures]
     half = (len(pairs) + 1) // 2
     rows = [
         (*left, *right)
@@ -94,7 +94,7 @@ _FLEET_COLUMNS = ("model", "pool", "release", "servers", "KV mean", "KV peak", "
 
 
 def fleet_text(view: FleetView, window: str, style: Style) -> str:
-    """A table of the watched servers by model, node pool and release, with how many could go, and advice."""
+    """A table of servers by model, node pool and release, how many could go over the `window` (`7d`), and advice."""
     servers = sum(group.servers for group in view.groups)
     rows = [_FLEET_COLUMNS, *map(_fleet_row, view.groups)]
     lines = [style.paint(_fleet_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]

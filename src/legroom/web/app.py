@@ -54,7 +54,7 @@ class ApiMetrics:
         self._seconds = Histogram(name, about, buckets=buckets, registry=self._registry)
 
     def count(self, path: str, status: int, seconds: float) -> None:
-        """Counts one answer by endpoint (or `other`) and status; the seconds of endpoints alone, in one histogram."""
+        """Counts an answer by endpoint (else `other`) and HTTP status; a histogram gets the `seconds` of endpoints."""
         name = path.removeprefix("/api/")
         self._requests.labels(name if name in ENDPOINTS else "other", status).inc()
         if name in ENDPOINTS:

@@ -68,7 +68,7 @@ class EndpointProcesses:
         return await self._run_in_worker(self.limits.call_s, name, body, dict(query or {}))
 
     async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
-        """The answer of `diagnose` to a log that is uploaded in pieces; Refused where it cannot be stored."""
+        """The answer of `diagnose` to a log uploaded in pieces, `query` its options; Refused if it cannot be stored."""
         try:
             async with _spooled(pieces) as log:
                 return await self._run_in_worker(self.limits.stream_s, "", log, dict(query))
@@ -84,8 +84,7 @@ class EndpointProcesses:
     async def _run_in_worker(
         self, limit_s: float, name: str, content: bytes | str, query: dict[str, str]
     ) -> WorkerAnswer:
-        """The result of `answer_request` in a worker; Refused with 429 when too many wait, with 422 where the worker
-        takes longer than `limit_s` or dies."""
+        """`answer_request(name, content, query)` in a worker; Refused: 429 if too many wait, 422 beyond `limit_s`."""
         limits = self.limits
         self._free = free = self._free or CapacityLimiter(limits.workers)
         if free.statistics().tasks_waiting >= limits.waiting:
@@ -114,7 +113,7 @@ class EndpointProcesses:
 
 @asynccontextmanager
 async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
-    """Yields a short log's bytes; of a longer one the path of a temporary file, removed afterwards."""
+    """Yields the bytes of a log given in pieces or, if it is long, the path of a temporary file, removed afterwards."""
     head = bytearray()
     async for piece in pieces:
         head += piece
@@ -132,8 +131,7 @@ async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
 
 
 def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> WorkerAnswer:
-    """Runs in a worker: the answer of the endpoint `name` to a JSON body; for an empty name, the diagnosis of a log,
-    which is `content` or the file at that path."""
+    """In a worker: the answer of endpoint `name` to JSON, or, for an empty name, the diagnosis of a log (or path)."""
     if next(_request_numbers) % 200 == 0:
         Memo.forget_everything()  # bounds what planning memoizes
     status, traceback_text = 200, ""
@@ -170,6 +168,7 @@ def _parse_json(body: bytes) -> Any:
     """The parsed body; BadRequest where it is not JSON (NaN and Infinity are not)."""
 
     def refuse_constant(name: str) -> None:
+        """Raises ValueError for NaN and Infinity, which are not JSON."""
         raise ValueError(f"{name} is not JSON")
 
     try:

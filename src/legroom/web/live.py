@@ -42,7 +42,7 @@ class LiveFeed:
             _put_dropping_oldest(reader, _END)
 
     async def events(self) -> AsyncIterator[str]:
-        """The texts of server-sent events for one reader: the current state, then every sample, else a sign of life."""
+        """Server-sent events for one reader as text: the current state, then each sample, or a comment every 15 s."""
         reader: asyncio.Queue[str] = asyncio.Queue(_MAX_UNREAD_EVENTS)
         self._readers.add(reader)
         try:
@@ -83,7 +83,7 @@ class LiveFeed:
                 _put_dropping_oldest(reader, text)
 
     def _comparison_event(self, server: str) -> str:
-        """The server-sent event `plan`: the server's plan and its figures as planned and as measured."""
+        """The server-sent event `plan`: a server's plan, and each figure as planned and as measured."""
         plan = self._session.plan_of(server)
         assert plan is not None
         figures = [asdict(figure) | {"is_as_planned": figure.is_as_planned} for figure in self._compared[server]]

@@ -61,7 +61,7 @@ def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
 
 
 def _operation(name: str, summary: str, description: str, content: Document, errors: Document) -> Document:
-    """An OpenAPI operation with this content and these error responses."""
+    """An OpenAPI operation with the id `name`: `description` and `content` of its 200 response; `errors` by status."""
     responses = {"200": {"description": description, "content": content}, **errors}
     return {"operationId": name, "summary": summary, "responses": responses}
 
@@ -73,7 +73,7 @@ def _error_responses(*codes: str, **others: str) -> dict[str, Any]:
 
 
 def _query_parameter(name: str) -> dict[str, Any]:
-    """The OpenAPI query parameter of /api/diagnose that stands for this field of its JSON request."""
+    """The OpenAPI query parameter of /api/diagnose for the field `name` of its JSON request."""
     schema = schemas()["DiagnoseRequest"]["properties"][name]
     text = {"type": "string", "maxLength": schema["maxLength"]}
     return {"name": name, "in": "query", "required": False, "description": schema["description"], "schema": text}

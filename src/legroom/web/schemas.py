@@ -33,7 +33,7 @@ def schemas() -> dict[str, Any]:
 
 
 def check_request(endpoint: str, request: Any) -> str:
-    """What the request has against the endpoint's schema, in words; empty for nothing, or no jsonschema to find it."""
+    """What in the request violates the endpoint's schema, as a sentence; empty for nothing, or without jsonschema."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
     if (error := _violation_finder(endpoint)(request)) is None:
@@ -48,7 +48,7 @@ def check_request(endpoint: str, request: Any) -> str:
 
 @cache
 def _violation_finder(endpoint: str) -> Callable[[Any], Any]:
-    """What finds the violation that says most about a request; it finds none in the browser, which lacks jsonschema."""
+    """A function: request -> its most telling schema violation or None; always None without jsonschema."""
     try:
         import jsonschema
     except ImportError:  # in the browser, where only the page itself sends requests
@@ -59,7 +59,7 @@ def _violation_finder(endpoint: str) -> Callable[[Any], Any]:
 
 
 def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
-    """The request with 2.0 as 2, which JSON Schema counts as an integer too. Flags and configs are left alone."""
+    """The request, its `mix` and `plan` with 2.0 as 2, which JSON Schema counts as an integer; no deeper values."""
     inner = {name: with_whole_numbers(request[name]) for name in ("mix", "plan") if isinstance(request.get(name), dict)}
     whole = {name: int(value) for name, value in request.items() if isinstance(value, float) and value.is_integer()}
     return {**request, **whole, **inner}

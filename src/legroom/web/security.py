@@ -39,7 +39,7 @@ class Access:
 
 
 def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Response | None:
-    """The error response of a refused request; None where it is answered."""
+    """The error response for a foreign Host, a cross-site request or a missing token; None for an allowed request."""
     host = headers.get("host", "")
     if not access.token and not access.any_host and not is_loopback_host(host_name(host)):
         # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.

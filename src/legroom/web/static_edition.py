@@ -49,6 +49,7 @@ class StaticEdition:
         return sum(self.sizes.values())
 
     def as_json(self) -> dict[str, Any]:
+        """The folder, the files' total bytes, and the bytes of each file."""
         return {"folder": str(self.folder), "total_bytes": self.total_bytes, "files": dict(self.sizes)}
 
     def text(self) -> str:
@@ -60,10 +61,8 @@ class StaticEdition:
 
 
 def write_static(folder: str | Path, runtime: str | None = None) -> StaticEdition:
-    """Writes the page's files into a folder, which is created if missing; LegroomError where that fails.
-
-    `runtime` is the path of Pyodide's npm package; None: the cached one, else npm fetches it.
-    """
+    """Writes the page's files into a folder, which is created if missing; LegroomError where that fails. `runtime`:
+    path of Pyodide's npm package; None: the cached one, else npm fetches it."""
     files = static_files(runtime)
     place = Path(folder)
     try:
@@ -131,7 +130,7 @@ def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The archives, by name, that the script `compile.mjs` of these files makes; empty where node fails."""
+    """{archive name: content} as node makes them with `compile.mjs`, which is among `files`; empty where node fails."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, body in files.items():
@@ -218,7 +217,7 @@ def _package_spec() -> str:
 
 
 def _with_pinned_digest(package: bytes, name: str) -> bytes:
-    """The package, as visitors' browsers run it; LegroomError, calling it `name`, unless its digest is as pinned."""
+    """The package itself, if its digest is the pinned one; else LegroomError, which calls it `name`."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
         hint = f"its digest should be {pinned_pyodide()['integrity']}"

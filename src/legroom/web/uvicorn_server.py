@@ -16,7 +16,7 @@ def serve_asgi(
     before_shutdown: Callable[[], object] = lambda: None,
     log_level: str = "error",
 ) -> None:
-    """Serve an ASGI application until SIGINT or SIGTERM. `before_shutdown` ends streams that would hold it up."""
+    """Serves an ASGI application until SIGINT or SIGTERM; `before_shutdown` is to end streams that would delay it."""
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -46,7 +46,7 @@ def serve_words(offset: int) -> tuple[Word, Word]:
 
 
 def words_found_in(text: str, parts: Iterable[str], start: int, end: int) -> tuple[Word, ...]:
-    """The `parts` as words with their offsets in `text[start:end]`, in order; one not found gets the last offset."""
+    """Each of `parts` as a word at its offset in `text[start:end]`, in order; one not found at the one before it."""
     words = []
     for part in parts:
         at = text.find(part, start, end)
@@ -64,7 +64,7 @@ def split_words(text: str) -> list[str]:
 
 
 def env_with_places(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
-    """Variables with their places by `locate` (offset to place), for a script that is embedded in another text."""
+    """The variables with their places in the file, by `locate`, for a script embedded in another text."""
     return {name: replace(word, place=word.place or locate(word.offset)) for name, word in env.items()}
 
 
@@ -98,7 +98,7 @@ def here_documents(text: str) -> list[HereDocument]:
 
 
 def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:
-    """The words of each logical line; here-documents go into `documents`. Raises TooManyWords at the limit."""
+    """The words of each logical line of a script; adds here-documents to `documents`. May raise TooManyWords."""
     lexer = _Lexer(text, documents if documents is not None else [])
     while lexer.position < len(text):
         if lexer.count >= _MAX_WORDS:
@@ -127,7 +127,7 @@ class _Lexer:
         self._ends: dict[str, list[int]] | None = None
 
     def end_line(self) -> list[Word]:
-        """Skip the line's end and its here-documents; return its words, unless an array is still open."""
+        """Skips the newline and the here-documents after it; returns the line's words, or [] while an array is open."""
         self.position += 1
         if self._arrays:
             return []
@@ -142,7 +142,7 @@ class _Lexer:
         return finished
 
     def _after_heredoc(self, delimiter: str) -> int:
-        """The end of the line that closes the here-document `delimiter`; the current position where there is none."""
+        """The end of the line that closes a here-document with this delimiter; the position now where none does."""
         if self._ends is None:
             self._ends = {}
             for line in re.finditer(r"[^\n]+", self.text):
@@ -174,7 +174,7 @@ class _Lexer:
             self.count += 1
 
     def _read_operator(self, character: str) -> None:
-        """Appends the operator at the position as a word; a here-document's is kept for the end of the line."""
+        """Appends the operator at the position as a word; a `<<` is remembered until the line ends."""
         if self.text.startswith("((", self.position):
             # In `(( a << b ))`, `<<` is a shift.
             line_end = self.text.find("\n", self.position)

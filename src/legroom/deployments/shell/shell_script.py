@@ -36,7 +36,7 @@ _KEPT_ID = pattern("shell_script.kept_id")
 
 
 def _with_kept_ids_as_commands(text: str) -> str:
-    """The text with each `ID=$(docker run ...)` as a command of its own, at its place."""
+    """The text with each `ID=$(docker run ...)` replaced, at the same offsets, by the `docker run` itself."""
     for found in reversed([*_KEPT_ID.finditer(text)]):
         end = after_closing_bracket(text, found.end() - 1)
         blank, tail = " " * len(found["kept"]), len(found["quote"])
@@ -50,7 +50,7 @@ _PLAIN_ASSIGNMENT = pattern("shell_script.plain_assignment")
 
 
 def _not_exported(text: str) -> Iterator[tuple[str, Word]]:
-    """(name, value) of libraries' variables that a line of its own sets and the script neither exports nor uses."""
+    """(name, value) of each variable that a line sets for a library, but that the script neither exports nor uses."""
     for line in _PLAIN_ASSIGNMENT.finditer(text):
         before = text[: line.start()].rstrip(" \t")
         is_continued = before.endswith(("\\\n", "\\\r\n")) or line[2].endswith("\\")
@@ -60,7 +60,7 @@ def _not_exported(text: str) -> Iterator[tuple[str, Word]]:
 
 
 def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
-    """The commands and servers of a script with the outer variables `env`."""
+    """The commands and servers of a script with the outer variables `env`; `depth`: how many shells deep it runs."""
     follows_server = False
     for command in simple_commands(source, env):
         is_cut_off = follows_server and "".join(command.texts()[:1]).startswith("--")

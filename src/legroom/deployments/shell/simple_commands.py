@@ -30,7 +30,7 @@ class Function:
         self._is_straight = True
 
     def keep_command(self, words: list[Word], line: list[Word]) -> None:
-        """Add a command to the function's body; note whether it keeps the positional arguments known."""
+        """Adds a command of this `line` to the function's body; one that changes `$1` ... unsets `knows_positions`."""
         self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
         name = words[0].text
         sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
@@ -50,7 +50,7 @@ class Functions:
         self._depth = 0
 
     def words_outside(self, words: list[Word], line: list[Word]) -> list[Word]:
-        """The command's words where it is outside functions; inside one they are kept for calls, and it is empty."""
+        """The command's words, for the caller to run; [] inside a function, where they are kept for its calls."""
         name, words = _function_definition(words)
         if self._open is None:
             self._announced = name or self._announced
@@ -65,7 +65,7 @@ class Functions:
         return []
 
     def _keep_in_body(self, words: list[Word], line: list[Word]) -> None:
-        """Adds the command to the function being defined, which its closing brace ends."""
+        """Adds the command to the function being defined; its closing `}` ends the definition."""
         assert self._open is not None
         while words and words[0].text in ("{", *LEADING):
             self._depth += words[0].text == "{"
@@ -134,7 +134,7 @@ class SimpleCommand:
         return tuple(word.text for word in self.words)
 
     def within(self, env: Mapping[str, Word]) -> "SimpleCommand":
-        """The same command with the variables of the surrounding text beneath its own."""
+        """The same command with the variables `env` added, where it does not set them itself."""
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
     def moved_by(self, offset: int, env: Mapping[str, Word]) -> "SimpleCommand":
@@ -180,11 +180,12 @@ class _ScriptState:
         """Flags in the condition of the present `if`: `if supports "--swap-space"; then ARGS+=(--swap-space 4)`."""
 
     def set(self, name: str, value: Word) -> None:
+        """Sets a variable to a value that is not an array."""
         self.values[name], self.texts[name] = value, value.text
 
 
 def _evaluated(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
-    """Yields the command `words` of a `line`, expanded, and those of a function it calls; assignments set `state`."""
+    """Yields the command `words` of a `line`, expanded, then a called function's; an assignment only sets `state`."""
     raw = " ".join(word.raw for word in line)
     if line and line[0].raw in ("if", "elif"):
         condition = takewhile(lambda word: word.raw != "then", line)
@@ -237,7 +238,7 @@ def _without_flags(words: list[Word], flags: set[str]) -> Iterator[Word]:
 def _call_function(
     function: Function, given: list[Word], env: Mapping[str, Word], state: _ScriptState
 ) -> Iterator[SimpleCommand]:
-    """The commands of a function with the arguments and variables of a call."""
+    """Runs a called function's body with the arguments `given` and the call's variables `env`: yields its commands."""
     function.is_called = True
     outer, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
     _set_arguments(state, given if function.knows_positions else None)
@@ -255,7 +256,7 @@ def _call_function(
 
 
 def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
-    """Set `$1`, `$2` ... and `$@`; None where they are not known."""
+    """Sets `$1`, `$2` ... and `$@` to `given`; for None, unknown arguments, unsets them."""
     for name in state.positions:
         del state.values[name], state.texts[name]
     positions = _positional_parameters(given or [])
@@ -269,7 +270,7 @@ def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
 
 
 def _positional_parameters(given: list[Word]) -> dict[str, Word]:
-    """`$1`, `$2` ... up to a word that may expand to several or none."""
+    """{"1": first argument, ...} up to an argument that may expand to no word or several."""
 
     def is_one_word(word: Word) -> bool:
         """Whether the argument stays one word when the shell expands it."""
@@ -308,7 +309,7 @@ def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
 
 
 def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
-    """The words with variables, arrays and positional arguments replaced where they are known."""
+    """The words with variables, arrays and `$1` ... replaced where `state` knows them; `depth`: nested `${A:+...}`."""
     texts = state.texts
     for word in words:
         if word.text in _PLACEHOLDERS:
@@ -345,7 +346,7 @@ def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> I
 
 
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
-    """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
+    """The text with `--flag $NAME` protected from expansion where NAME is empty, as then a script leaves it out."""
 
     def kept_if_empty(variable: re.Match[str]) -> str:
         """The flag and its variable, protected from expansion where the variable is empty."""

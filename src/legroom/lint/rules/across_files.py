@@ -60,7 +60,7 @@ def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
 
 @checks(NamedObject, "port-unreachable")
 def object_without_manifest(named: NamedObject, context: Context) -> Findings:
-    """A command for an object of Kubernetes that no linted manifest makes, though one of its kind has a like name."""
+    """A command for a Kubernetes object that no linted manifest makes, where one of its kind has a similar name."""
     made = {each.text("metadata", "name") for each in context.manifests if each.text("kind") == named.kind}
     is_like = any(similarity(name, named.name) >= _LIKE for name in made)
     is_open = "" in made or any("$" in name or "{{" in name for name in made)
@@ -71,18 +71,18 @@ def object_without_manifest(named: NamedObject, context: Context) -> Findings:
 
 
 def _service_at(host: str, context: Context) -> str:
-    """The name of the Compose service whose container is called `host`; else `host`, which may be a service's name."""
+    """The name of the Compose service whose `container_name` is `host`; `host` itself where none has that."""
     services = [pair for each in context.manifests for pair in each.items("services")]
     return {service.text("container_name"): name for name, service in services}.get(host, host)
 
 
 def _servers_at(host: str, context: Context) -> list[StartedServer]:
-    """The servers that a Compose network knows under this name."""
+    """The servers that other containers of a Compose file reach at this host name."""
     return [each for each in context.fleet if each.read_as == f"{_COMPOSE}{_service_at(host, context)}"]
 
 
 def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
-    """The names under which a server's model is asked for; an empty one among them where the file does not tell."""
+    """The names that requests may give as the server's model, with its adapters; empty text if the file has none."""
     args = context.parsed_args(server).args
     adapters = [each.partition("=")[0] for each in other_values(args, "--lora-modules") or ()]
     return (*(other_values(args, "--served-model-name") or (args.model,)), *adapters)
@@ -120,7 +120,7 @@ def claim_below_weights(document: Node, context: Context) -> Findings:
 
 
 def _below_weights(storage: Node, servers: list[StartedServer], context: Context) -> Findings:
-    """A finding where the claim's size (`storage`) is below the checkpoint of one of these servers."""
+    """A finding if the claim's size (`storage`) is below the largest Hub checkpoint of these servers."""
     plans = [plan_of_server(each, context.release_of(each)) for each in servers]
     of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
     size, needed = kubernetes_bytes(storage.scalar or ""), max((plan.checkpoint_bytes for plan in of_hub), default=0)
@@ -132,7 +132,7 @@ def _below_weights(storage: Node, servers: list[StartedServer], context: Context
 
 @checks(Node, "path-missing", "rollout-stuck")
 def claims_of_several_pods(document: Node, context: Context) -> Findings:
-    """A volume claim of the production-stack chart below its weights; a ReadWriteOnce one of several workloads."""
+    """A production-stack volume below its model's size; a ReadWriteOnce claim that several workloads mount."""
     for spec in document.list("servingEngineSpec", "modelSpec"):
         storage, url = spec.get("pvcStorage"), spec.get("modelURL")
         if storage is not None and url is not None:

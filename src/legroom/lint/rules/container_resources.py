@@ -55,7 +55,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
 
 
 def _limit_findings(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
-    """Findings where `limit` bytes hold the processes (`held`), but not CPU weights, page cache or /dev/shm too."""
+    """Findings where the memory `limit` (bytes) exceeds `held`, but not with CPU weights, page cache or /dev/shm."""
     own = plan_of_server(server, context.release_of(server))
     size = own.checkpoint_bytes if own is not None else 0
     space = number_of(server.env["VLLM_CPU_KVCACHE_SPACE"].text) * GIB if "VLLM_CPU_KVCACHE_SPACE" in server.env else 0

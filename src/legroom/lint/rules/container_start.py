@@ -84,7 +84,7 @@ def _positional_model(server: StartedServer, context: Context) -> Findings:
 
 
 def _image_facts(key: str) -> str:
-    """The fact `key` about vLLM's own image in `server_image.json`."""
+    """The text at `key` in `server_image.json`, the facts about vLLM's own container image."""
     return str(read_data("server_image.json")[key])
 
 
@@ -105,7 +105,7 @@ def probes_of_server(server: StartedServer, context: Context) -> Findings:
 
 
 def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
-    """Why the server never answers a probe's path with 200; empty where it does, or may."""
+    """Why the server does not answer a probe's path with 200; empty where it does or may."""
     facts, path = read_data("server_image.json"), probe.path.partition("?")[0].rstrip("/") or probe.path
     if not path or "$" in path or not runs_plain_image(server) or has_open_words(server) or not server.words:
         return ""

@@ -48,7 +48,7 @@ _LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RE
 
 @checks(StartedServer, "flag-ignored", "flag-value", "flag-costly", "code-trusted")
 def flags_without_companions(server: StartedServer, context: Context) -> Findings:
-    """Flags that vLLM refuses or does not use without another one."""
+    """Flags that vLLM refuses or ignores unless another flag, which is missing, is given too."""
     if has_open_words(server) or flag_word(server, "--config"):
         return
     cards = " ".join((*server.gpu_names, *(card.name for card in context.named_cards)))
@@ -132,7 +132,7 @@ def allocator_settings(server: StartedServer, context: Context) -> Findings:
 
 
 def _expandable_segments_findings(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
-    """Expandable segments beside sleep mode, a KV connector or custom all-reduce, which some releases refuse."""
+    """Expandable segments beside sleep mode, a KV connector or custom all-reduce; `is_asserted`: vLLM would stop."""
     is_certain = is_asserted and context.is_release_certain(server)
     release = context.release_of(server)
     args = context.parsed_args(server).args

@@ -19,7 +19,7 @@ _WORKLOADS, _SCRAPED = ("Deployment", "StatefulSet", "Pod"), "prometheus.io/port
 
 @checks(StartedServer, "port-unreachable")
 def published_ports(server: StartedServer, context: Context) -> Findings:
-    """A container that publishes another port than its server's, or whose server listens on loopback only."""
+    """A container that publishes a port other than its server's, or whose server listens on loopback only."""
     args = context.parsed_args(server).args
     if server.launcher or not server.words or not server.in_container or flag_word(server, "--config"):
         return
@@ -38,7 +38,7 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
 
 @checks(Node, "port-unreachable")
 def service_of_another_port(document: Node, context: Context) -> Findings:
-    """A Service that forwards to another port than the one server of its pods listens on."""
+    """A Service that forwards to a port other than the one on which its pods' single server listens."""
     selector = _labels(document, "spec", "selector")
     if document.text("kind") != "Service" or not selector:
         return
@@ -91,12 +91,12 @@ def _labels(manifest: Node, *keys: str) -> dict[str, str]:
 
 
 def _pod_of(workload: Node) -> Node:
-    """The pod template of a workload; a Pod itself."""
+    """The pod template of a workload; of a Pod the manifest itself."""
     return workload if workload.text("kind") == "Pod" else workload.get("spec", "template") or workload
 
 
 def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """(node, what is wrong, what to write) where a Service misses the linted manifests' pods; none if unsure."""
+    """(node, what is wrong, what to write) where a Service selects no linted pod or port of one; none if unsure."""
     selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
     workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
     told = [_labels(_pod_of(each), "metadata", "labels") for each in workloads]
@@ -146,7 +146,7 @@ def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _undrained(budget: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """(node, what is wrong, what to write) where a budget never lets a pod of its workload be evicted."""
+    """(node, what is wrong, what to write) where a PodDisruptionBudget never lets a pod of its workload go."""
     least, wanted = budget.get("spec", "minAvailable"), _labels(budget, "spec", "selector", "matchLabels")
     pods = [each for each in manifests if each.text("kind") in _WORKLOADS[:2]]
     chosen = [each for each in pods if wanted.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
@@ -179,7 +179,7 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _may_equal(first: str, second: str) -> bool:
-    """Whether two texts are the same, or may be once a template in them is filled in."""
+    """Whether two texts are equal, or may become equal when a template or variable in them is filled in."""
     is_open = [re.search(r"\{\{|\$", each) is not None for each in (first, second)]
     filled = (re.sub(r"\\\$(_template_|__+|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
     matches = re.fullmatch(next(filled), second) or re.fullmatch(next(filled), first)
@@ -217,7 +217,7 @@ def published_without_key(server: StartedServer, context: Context) -> Findings:
 
 
 def _open_places(server: StartedServer, context: Context) -> Iterator[Place]:
-    """Where a file opens the server's port to other machines."""
+    """Where a file makes the server's port reachable from other machines: published ports, or --host."""
     yield from (published.place for published in server.published if published.is_open)
     is_on_host = server.runs in ("shell", "systemd") and not server.in_container
     is_on_host = is_on_host and not re.search(r"values[\w.-]*\.ya?ml$|/templates/", server.place.path)  # of a chart

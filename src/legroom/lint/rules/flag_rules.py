@@ -101,7 +101,7 @@ def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings
 
 @checks(InvokedCommand, "flag-cut-off")
 def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
-    """A flag of vLLM's where a command should be: the server's command before it lacks a backslash."""
+    """A vLLM flag that stands as a command, as the server's command on the line before lacks a backslash."""
     if command.is_cut_off and plain_name(command.words[0].text) in flags_ever():
         message = f"{command.words[0].text} does not reach vLLM: the command ends on a line before it"
         suggestion = "end every line but the last with a backslash, with no comment line between them"
@@ -170,13 +170,13 @@ def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[
 
 
 def _feature(flag: str) -> str:
-    """The first two words of a flag's name without `enable`, `no` ...: `tiered-moe` of `--enable-tiered-moe-cache`."""
+    """The first two words of a flag without `enable`, `no` ...: `tiered-moe` of `--enable-tiered-moe-cache`."""
     words = flag.strip("-").split("-")
     return "-".join(words[words[0] in ("enable", "disable", "no", "use") :][:2])
 
 
 def _suggested_flag(problem: FlagProblem) -> str:
-    """What to do about the flag: leave it out, or write another."""
+    """What to do about the flag, as a finding's suggestion: leave it out, or write another one."""
     if not problem.instead:
         return "leave it out"
     if problem.kind == "unknown" and advice(problem.flag) is None:
@@ -185,7 +185,7 @@ def _suggested_flag(problem: FlagProblem) -> str:
 
 
 def _depends_on_release(server: StartedServer, context: Context, problem: FlagProblem) -> bool:
-    """Whether a release that the server may run accepts the flag."""
+    """Whether one of the releases that a server of unknown release may run accepts the flag."""
     if problem.kind in _OTHER_RELEASE:
         return not context.is_release_certain(server)
     if problem.kind in _FORK:
@@ -201,7 +201,7 @@ def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:
 
 
 def _is_near(problem: FlagProblem) -> bool:
-    """Whether the flag that is suggested instead has the same words but for a letter or two."""
+    """Whether the flag suggested by the problem differs from the given one by a letter or two only."""
     candidate = problem.instead.partition(" ")[0]
     return has_same_words(problem.flag, candidate, "-") and similarity(problem.flag, candidate) >= 0.92
 
@@ -219,7 +219,7 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:
-    """Whether the flag's value is an empty word, such as an unset variable of a script."""
+    """Whether the flag is given an empty value, such as that of an unset shell variable."""
     texts = [word.text for word in server.words]
     pairs = zip(texts, [*texts[1:], None], strict=True)
     return any(plain_name(text) == flag and (text.endswith("=") or after == "") for text, after in pairs)
@@ -267,8 +267,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """--max-num-batched-tokens below --max-num-seqs, or without chunked prefill below --max-model-len; only where no
-    plan of the server reports that."""
+    """--max-num-batched-tokens below --max-num-seqs, or, unchunked, --max-model-len; where no plan can tell."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:

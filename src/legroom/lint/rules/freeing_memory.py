@@ -56,7 +56,7 @@ _SHELL_SYNTAX = pattern("freeing_memory.shell_syntax")
 
 @checks(Unit, "unit-sandbox", "unit-orphans", "env-meaning")
 def settings_of_unit(unit: Unit, context: Context) -> Findings:
-    """A systemd unit in which vLLM cannot start, or whose worker processes outlive it."""
+    """Settings of a systemd unit with which vLLM cannot start, or its worker processes outlive the unit."""
     start = unit.settings["ExecStart"]
     if "vllm" not in start.text.lower():
         return

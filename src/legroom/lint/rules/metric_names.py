@@ -50,8 +50,7 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
 
 @checks(Expression, "metric-unknown", "metric-foreign")
 def unknown_metric(expression: Expression, context: Context) -> Findings:
-    """A vLLM series that the linted release does not expose: metric-unknown where another release does or a name to
-    write instead is known, else metric-foreign."""
+    """A series that the vLLM release lacks: metric-unknown if another has it or a name is near, else metric-foreign."""
     known = context.series | _metric_families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
@@ -101,7 +100,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
 
 
 def _metric_families(expression: Expression, context: Context) -> set[str]:
-    """Families of vLLM whose bare name a program may hold, as it adds `_sum`, `_count` or `_total` itself."""
+    """The metric names that a program may hold without `_sum`, `_count` or `_total`, as it adds these itself."""
     kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
     metrics = (metric for metric in metrics_of(context.release_of_series) if metric.type in kinds)
     return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
@@ -110,7 +109,7 @@ def _metric_families(expression: Expression, context: Context) -> set[str]:
 def _is_certainly_wrong(
     expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
 ) -> bool:
-    """Whether a missing series is an error, not a warning; `has_alternatives`: with `or`, beside an existing series."""
+    """Whether a missing series, likely `instead`, is an error; `has_alternatives`: an `or` has an existing one."""
     if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
         return False
     if is_of_other_release:
@@ -133,7 +132,7 @@ def is_series_of_exporter(expression: Expression) -> bool:
 
 @cache
 def _base_names() -> frozenset[str]:
-    """Every series name of any release, reduced by `_base_name`."""
+    """The series names of all releases, each as `_base_name` shortens it."""
     return frozenset(map(_base_name, all_exposed_names()))
 
 
@@ -143,7 +142,7 @@ def _base_name(name: str) -> str:
 
 
 def _is_typo(name: str, instead: str) -> bool:
-    """Whether only the colon, the ending or a letter or two are wrong. Other names may be an exporter's."""
+    """Whether two series names differ only in the colon, the ending, or a letter or two; others may be exporters'."""
     base, right = _base_name(name), _base_name(instead)
     if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
         return True
@@ -200,6 +199,6 @@ def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
 
 
 def _is_renamed(command: InvokedCommand) -> bool:
-    """Whether an earlier command of the pipeline replaces the colon in the names."""
+    """Whether an earlier command of the same pipeline replaces the colon in series names."""
     own = " ".join(word.raw for word in command.words)
     return bool(_RENAMES.search(command.line.partition(own)[0]))

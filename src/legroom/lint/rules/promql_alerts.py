@@ -29,7 +29,7 @@ _COUNTING = frozenset({"count", "count_over_time", "changes", "resets", "present
 
 
 def _is_query(expression: Expression) -> bool:
-    """Whether the expression is a query whose functions are judged: no bare metric name, no dashboard variable."""
+    """Whether the expression is a PromQL query to judge, not a bare metric name or a dashboard variable."""
     return expression.owner not in (*NAMES_ONLY, "variable")
 
 
@@ -81,7 +81,7 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
-    """Whether the aggregation at this token index is over buckets or unknown series; `after`: index after its `by`."""
+    """Whether the aggregation at this index of `stream` is over buckets or unknown series; `after`: index past `by`."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
         first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
@@ -91,7 +91,7 @@ def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int)
 
 
 def _aggregation_that_drops_le(stream: tuple[Token, ...]) -> Token | None:
-    """The aggregation inside a quantile that drops the label le."""
+    """The first aggregation over buckets that drops the label `le`; None without one, or if labels are variables."""
     for i, token in enumerate(stream):
         if token.text not in _AGGREGATIONS or i + 1 >= len(stream):
             continue
@@ -132,21 +132,22 @@ class _Compared:
 
     @property
     def first_series(self) -> str:
+        """The name of the first of the compared series."""
         return self.named[0].text
 
     @property
     def kinds(self) -> set[MetricType | None]:
-        """The Prometheus types of the series; None among them where one is unknown."""
+        """The Prometheus types of the compared series; None stands for a series of unknown type."""
         return {type_of(series.text) for series in self.named}
 
     @property
     def roles(self) -> set[str]:
-        """What the series measure (`kv_use` ...); an empty string among them where one has no role."""
+        """What the compared series measure (`kv_use` ...); an empty text stands for a series without a role."""
         return {_SHARE_OF.get(series.text) or role_of(series.text) or "" for series in self.named}
 
     @property
     def divides(self) -> bool:
-        """Whether a quotient is compared."""
+        """Whether the compared expression holds a division."""
         return any(token.text == "/" for token in tokens(self.operand.text))
 
     @property
@@ -183,7 +184,7 @@ def wrong_thresholds(expression: Expression, context: Context) -> Findings:
 
 
 def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
-    """Yields one finding or none on a comparison: of tokens with a share, of a counter's value, of a wrong unit."""
+    """A finding or none on one comparison: a token rate with a share, a counter's value, or a wrong unit."""
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
             yield _percent_finding(expression, compared)
@@ -194,12 +195,12 @@ def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
 
 
 def _as_share(compared: _Compared) -> float:
-    """The threshold as a ratio from 0 to 1; divided by 100 where the expression is multiplied by 100."""
+    """The threshold as a share from 0 to 1: divided by 100 where the expression is multiplied by 100."""
     return compared.comparison.number / (100 if _scale_factor(compared.operand) == 100 else 1)
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
-    """The finding where a rate of tokens is compared with a ratio or a percentage."""
+    """The finding where a token rate is compared with a share, such as 0.9 or 90 %."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -286,7 +287,7 @@ _NEARLY_FULL = 0.9
 
 
 def _only_while(alert: Expression, series: str) -> str:
-    """Advice to let an alert fire only while a series is above 0, by the labels that its expression keeps."""
+    """Advice to add `and on (...) SERIES > 0` to an alert, with the labels that the alert's expression keeps."""
     kept = re.search(r"\bby\s*\(([^)]*)\)", alert.text)
     labels = kept[1] if kept else "instance"
     return f"add `and on ({labels}) {f'sum by ({labels}) ({series})' if kept else series} > 0`"

@@ -82,7 +82,7 @@ def _refused_by_kubernetes(document: Node, platform_signs: frozenset[str]) -> It
 
 @checks(Node, "manifest-refused")
 def misplaced_fields(document: Node, context: Context) -> Findings:
-    """Fields that a kind does not have, as a wrong indentation makes them."""
+    """Fields that a Kubernetes kind does not have where they stand, as wrong indentation causes."""
     kind, known = document.text("kind"), read_data("kubernetes_fields.json")["fields"]
     is_known = document.text("apiVersion") in ("v1", "apps/v1") and bool(context.servers)
     if not is_known or is_template(document.source.text) or "$___" in document.source.text:  # stands for a template
@@ -100,7 +100,7 @@ def misplaced_fields(document: Node, context: Context) -> Findings:
 
 
 def _refused_container(container: Node) -> Iterator[_Refusal]:
-    """(node, what is wrong, what to write) for numbers where a container takes strings, and GPUs without a limit."""
+    """(node, what is wrong, what to write): numbers where strings are needed, GPU requests unlike the limit."""
     texts = [*container.list("command"), *container.list("args")]
     texts += [value for item in container.list("env") if (value := item.get("value")) is not None]
     for node in texts:
@@ -191,7 +191,7 @@ def port_published_twice(document: Node, context: Context) -> Findings:
 
 @checks(Node, "manifest-refused")
 def external_with_settings(document: Node, context: Context) -> Findings:
-    """Networks and volumes that exist already, and whose settings are written all the same."""
+    """Networks and volumes declared as external, hence existing already, that have settings all the same."""
     is_of_vllm = document.get("services") is not None and "vllm" in document.source.text.lower()
     for kind in ("volumes", "networks") if is_of_vllm else ():
         for name, item in document.items(kind):
@@ -246,7 +246,7 @@ def command_of_service(document: Node, context: Context) -> Findings:
 
 @checks(Node, "flag-cut-off")
 def comments_in_folded_text(document: Node, context: Context) -> Findings:
-    """A # line in a folded command, which is no comment there."""
+    """A `#` line in a folded YAML command, where it is an argument and no comment."""
     for node in document.walk() if context.servers else ():
         raw = document.source.text[node.offset : node.end] if node.style == ">" else ""
         comment = re.search(r"\n[ \t]*(#)", raw)

@@ -113,12 +113,12 @@ def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
 
 
 def _can_meet(profiles: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether services with these Compose profiles may run together; one without profiles always starts."""
+    """Whether Compose services with these profiles may run at the same time; one without profiles always runs."""
     return not profiles or not others or not {*profiles}.isdisjoint(others)
 
 
 def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterator[tuple[str, bool]]:
-    """(Compose service, whether its engine fills the GPU too) for services without vLLM that reserve the GPU."""
+    """(Compose service, whether it fills the GPU, as SGLang does) of each one without vLLM that reserves the GPU."""
     known = {each.read_as for each in context.servers}
     for name, service in (each for document in context.documents for each in document.items("services")):
         devices = service.list("deploy", "resources", "reservations", "devices")
@@ -131,7 +131,7 @@ def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterat
 
 
 def _shares(server: StartedServer, context: Context) -> dict[int, float]:
-    """GPU index -> the gpu_memory_utilization that a server asks of it; empty where the file does not tell."""
+    """{GPU index: gpu_memory_utilization that the server asks of it}; empty where the file does not tell."""
     args = context.parsed_args(server).args
     is_open = has_open_words(server) and flag_word(server, "--gpu-memory-utilization") is None
     if args.kv_cache_memory_bytes is not None or is_open or not server.runs_on_gpus:
@@ -193,7 +193,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
-    """Why a start limit that suffices with cached weights may end the first start; empty where it does not."""
+    """Why a start limit may end the first start, though not later ones; empty where it does not. `own`: its plan."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
     expected_s = planned_server(plan_document(own.plan)).times.expected_s if own is not None else math.inf
     if "liveness" in kinds and "startup" not in kinds:

@@ -136,7 +136,7 @@ def variables_not_exported(server: StartedServer, context: Context) -> Findings:
 
 
 def _is_typo(name: str, candidate: str) -> bool:
-    """Whether every word of a name is at least 60 % right: LOG for LOGGING, but not PATH for ROOT."""
+    """Whether two variables have the same words, or each pair is 60 % alike: LOG and LOGGING, not PATH and ROOT."""
     words, candidate_words = name.split("_"), candidate.split("_")
     if len(words) != len(candidate_words):
         return "".join(words) == "".join(candidate_words)

@@ -1,7 +1,5 @@
-"""The endpoints of the HTTP API: a JSON request in, the JSON document of the command line out.
-
-The server and the static edition in a browser call the same functions; `legroom.web.schemas` has their schemas.
-"""
+"""The endpoints of the HTTP API: a JSON request in, the JSON document of the command line out. The server and the
+static edition in a browser call the same functions; `legroom.web.schemas` has their schemas."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -74,7 +72,7 @@ class BadRequest(LegroomError):
 
 
 def answer(name: str, request: Any) -> Document:
-    """The document of an endpoint; `BadRequest` where it is unknown or the request does not match its schema."""
+    """The document of the endpoint `name`; BadRequest if it is unknown or the request does not match its schema."""
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")
@@ -109,7 +107,7 @@ def error_document(error: LegroomError) -> Document:
 
 
 def call(name: str, request_json: str) -> str:
-    """The JSON text of `answer` to a request's JSON text, for the static edition; an error is a document too."""
+    """`answer` in and out as JSON text, for the static edition in a browser; an error is a document too."""
     try:
         request = json.loads(request_json)
     except (ValueError, RecursionError):

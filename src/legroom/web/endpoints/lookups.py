@@ -20,7 +20,7 @@ _TYPES: dict[Kind, str] = {
 
 
 def models(request: dict[str, Any]) -> dict[str, Any]:
-    """The bundled models: id, name, other ids, number of parameters and what each was quantized from."""
+    """{"models": the bundled models with id, name, other ids, parameters and `quantized_from`}; takes no keys."""
     from legroom.facts.bundled import all_bundled
 
     known, shown = [model.as_json() for model in all_bundled()], ("name", "ids", "parameters", "quantized_from")
@@ -29,7 +29,7 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus(request: dict[str, Any]) -> dict[str, Any]:
-    """The known GPUs, as `legroom gpus --json` prints them, and the names of those that `size` tries."""
+    """{"gpus": known GPUs as `legroom gpus --json` prints them, "usual": those that `size` tries}; takes no keys."""
     from legroom.facts.gpus import all_gpus, gpu_names
     from legroom.planning.sizing import USUAL_GPUS
 
@@ -38,12 +38,12 @@ def gpus(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def releases(request: dict[str, Any]) -> dict[str, list[str]]:
-    """The vLLM releases that legroom knows, newest first."""
+    """{"releases": the vLLM releases that legroom knows, newest first}; takes no keys."""
     return {"releases": list(reversed(known_releases()))}
 
 
 def flags(request: dict[str, Any]) -> dict[str, Any]:
-    """Every flag of a release but --model and --help; those that change memory come first."""
+    """The flags of the release `vllm` (default: the newest) but --model and --help; first those that change memory."""
     release = known_release(request["vllm"]) if request.get("vllm") else latest()
     order = [field.name for field in fields(ServeArgs) if field.name not in ("model", "usage", "env", "others")]
     known = {flag.name: flag for flag in flags_of(release).values() if flag.name not in ("--model", "--help")}
@@ -63,7 +63,7 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def catalog(request: dict[str, Any]) -> dict[str, Any]:
-    """All entries in short, or those that match a query, the best first."""
+    """The catalog's entries in short, or those that match the request's `query`, best first, in its `language`."""
     from legroom.explain.catalog_entries import entries, search
     from legroom.explain.entry import summary_json
 
@@ -73,7 +73,7 @@ def catalog(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def entry(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom explain ID --json`."""
+    """The document of `legroom explain ID --json` for the request's `id`, in its `language`."""
     from legroom.explain.catalog_entries import entry as known_entry
     from legroom.render.explain_text import entry_document
 
@@ -81,7 +81,7 @@ def entry(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def hub(request: dict[str, Any]) -> dict[str, Any]:
-    """A model's config.json and the size of its checkpoint, from the Hugging Face Hub."""
+    """The config.json and checkpoint size of the request's model (`id`: owner/name), from the Hugging Face Hub."""
     from legroom.facts.huggingface import fetch
     from legroom.facts.model_sources import is_hub_id
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`: the best setting for a `want`, else the plan of the flags, with fixes
-    unless `advice` is false. A `language` adds the sentences of the text."""
+    """The document of `legroom plan --json` for the best setting that holds a `want` (`context`, `users`), else for the
+    `flags`, with fixes unless `advice` is false. A `language` adds the sentences of the text."""
     from legroom.planning.plan_json import plan_json
     from legroom.render.plan_text import plan_words, search_words
 
@@ -43,14 +43,14 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def speed(request: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second and the list price of the planned server."""
+    """Tokens a second, for `want.users` together too, and the list price of the planned server."""
     from legroom.simulation.card_models import speed_and_price_json
 
     return speed_and_price_json(plan_of_request(request, advice=False), (request.get("want") or {}).get("users"))
 
 
 def card(request: dict[str, Any]) -> dict[str, Any]:
-    """The named models on one GPU: `models`, the best checkpoint of each that fits, and the near misses `too_large`."""
+    """The models `names` on a `gpu`: `models`, the best checkpoint of each that fits, and near misses, `too_large`."""
     from legroom.facts.bundled import find
     from legroom.simulation.card_models import CardSearch, models_on_card
     from legroom.sweeps import ProcessExecutor
@@ -65,7 +65,7 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
-    """The terms of every part of the plan's memory, as `legroom plan --explain-math` prints them."""
+    """The terms of each part of the memory of a planned server (as for `plan`), as --explain-math prints them."""
     from legroom.render.plan_parts import certainty_text, layout_parts
 
     planned = plan_of_request(request, advice=False)
@@ -121,7 +121,7 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 
 
 def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
-    """The request's `measured` sizes of the parts that no flag has changed since the log; None without any."""
+    """The request's `measured` bytes from a log, without parts that flags changed since affect; None without any."""
     if not (given := request.get("measured")):
         return None
     from legroom.diagnosis.fixes.fix_planner import measurements_after
@@ -135,7 +135,7 @@ def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
+    """The document of `legroom upgrade --json` from the release `vllm` to the release `to`, with its sentences."""
     from legroom.exports.prometheus.alerts import silenced_alerts
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.upgrade_text import upgrade_words
@@ -148,7 +148,7 @@ def upgrade(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def pack(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom pack --json` for the servers of several commands."""
+    """The document of `legroom pack --json` for the request's `commands`, packed on `gpus` of its `gpu`."""
     from legroom.deployments.deployment import deployment_from_command
     from legroom.planning.machine import Machine, card_and_used_bytes, make_target
     from legroom.planning.packing.gpu_packing import PackRequest, pack_json
@@ -177,7 +177,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
-    """The files of `legroom export FORMAT` for the planned server; LegroomError where it does not start."""
+    """The files of `legroom export FORMAT` for the server of a request's `plan`; LegroomError if it does not start."""
     from importlib import import_module
 
     from legroom.exports.export_request import ExportRequest
@@ -192,7 +192,7 @@ def files(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
-    """The plan of a request, with the notes of its deployment."""
+    """The plan of a request (as for `plan`) with its deployment's notes; with fixes if `advice`."""
     from legroom.planning.machine import plan_deployment
 
     with deployment_of_request(request) as deployment:
@@ -207,7 +207,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
 
 @contextmanager
 def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
-    """Yields the request's deployment; until the block ends, its model's name stands for the request's `config`."""
+    """Yields the request's deployment; inside the `with` block its model's name stands for the given `config`."""
     from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")

@@ -24,7 +24,7 @@ _MAX_SNAPSHOT_BYTES = 512 << 20
 
 
 def read(request: dict[str, Any]) -> dict[str, Any]:
-    """Every server that a command, script or manifest starts; an error where there is none."""
+    """Every server that the request's `text` (command, script or manifest) starts; LegroomError where there is none."""
     from legroom.deployments.deployment import deployment_from_command, deployment_of
     from legroom.deployments.file_reader import read_file
 
@@ -42,7 +42,7 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def lint(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom lint --json`."""
+    """The document of `legroom lint --json` for the request's `files` (`path`, `text`), rules in `ignore` left out."""
     from legroom.lint.lint_report import report_json
     from legroom.lint.linter import LintOptions, lint_texts
 
@@ -95,7 +95,7 @@ def _given_flags(deployment: Deployment) -> dict[str, Any]:
 
 
 def diagnose(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom diagnose --json`."""
+    """The document of `legroom diagnose --json` for the request's `log`; LegroomError for an empty one."""
     log = request["log"]
     if not log.strip():
         raise LegroomError("the log is empty", "give the server's output, stderr included")
@@ -103,7 +103,7 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom diagnose --json` for the pieces of a log, in the `language` of the request."""
+    """The document of `diagnose --json` for a log in pieces; the request has a `language` and hints (`gpu` ...)."""
     from legroom.deployments.described import refuse_two_models
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
@@ -127,7 +127,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
 
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom fragments --json`, and its picture."""
+    """The document of `legroom fragments --json` for the snapshot `file` (base64), with sentences and picture."""
     from legroom.fragments.fragment_report import fragment_report
     from legroom.render.fragments_text import advice_of, fragments_headline, fragments_svg
     from legroom.render.translation import in_language
@@ -141,7 +141,7 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
-    """The fullest GPU's reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
+    """The fullest GPU in a PyTorch memory snapshot in base64; LegroomError, calling it `name`, for other text."""
     from legroom.fragments.fragment_sources import readings_of_content
 
     try:

@@ -19,7 +19,7 @@ WHEN = (2020, 1, 1, 0, 0, 0)
 
 
 def bytecode(source: bytes, name: str) -> bytes:
-    """A .pyc that Python does not check against its source."""
+    """A .pyc that Python does not check against its source; `name` is the path in tracebacks."""
     code = compile(source, name, "exec", dont_inherit=True)
     return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
 
