@@ -44,7 +44,7 @@ def completion_script(shell: str) -> str:
 
 
 def _parser_of_all_commands(complete_path: Any) -> argparse.ArgumentParser:
-    """One parser of all commands and their options' values; `complete_path`: shtab's mark for a path as a value."""
+    """One parser of all commands and their options; `complete_path` is put on options to let shtab complete paths."""
     gpus = [min(names, key=len) for names in gpu_names().values() if names]
     values = {"--gpu": gpus, **{name: list(bundled_names()) for name in ("--model", "model")}}
     vllm_flags = sorted(name for name in flags_of(latest()) if name.startswith("--"))

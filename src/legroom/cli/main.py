@@ -149,7 +149,7 @@ def parser_texts(module: CommandModule) -> dict[str, Any]:
 
 
 def command_parser(name: str, module: CommandModule) -> Parser:
-    """The parser of a command's own options; it keeps its `legroom NAME` as the default of `prog`."""
+    """The parser of a command's own options, called `legroom NAME`, which parsed arguments hold as `prog` too."""
     parser = Parser(prog=f"legroom {name}", **parser_texts(module))
     parser.set_defaults(prog=parser.prog)
     module.add_options(parser)

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The namespace of the options, with the server's command after `--` as `served`."""
+    """The namespace of the options, with the server's command after `--` as its list `served`."""
     cut = words.index("--") if "--" in words else len(words)
     return argparse.Namespace(**vars(parser.parse_args(words[:cut])), served=words[cut + 1 :])
 

@@ -180,7 +180,7 @@ def limit_in(unit: str) -> Callable[[str], float]:
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
-    """Adds --ttft and --tpot; `unit` is the unit of --ttft as its help names it, such as `seconds or steps`."""
+    """Adds --ttft and --tpot; `unit` of --ttft is named in its help, such as `seconds or steps`."""
     about = f"p99 of the time to the first token, in {unit}"
     group.add_argument("--ttft", type=limit_in("s"), metavar="S", help=about)
     about = "p99 of the time per output token, in milliseconds"

@@ -108,7 +108,7 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of the command's own options, with `trace` and vLLM's words."""
+    """The namespace of the command's own options, with `trace` and vLLM's flags as `vllm_words`."""
     own, rest, after = shared_options.split_words(parser, words)
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None

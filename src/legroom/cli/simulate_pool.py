@@ -145,7 +145,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
-    """The step cost by --step-ms; None for a trace counted in steps. LegroomError if the trace needs seconds."""
+    """The step cost by --step-ms, None for a trace in steps; LegroomError if a trace in seconds lacks --step-ms."""
     if args.step_ms is not None:
         return fixed_cost(args.step_ms / 1000)
     if trace.in_seconds:

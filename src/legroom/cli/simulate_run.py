@@ -96,7 +96,7 @@ def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal: Goal) -> int:
-    """Prints the flags that serve the trace best; the exit status says whether they meet the goals, or Ctrl-C."""
+    """Prints the flags that serve the trace best; the exit status says if they meet the goals or Ctrl-C ended it."""
     candidates = with_tier(args, pool, pool.candidates())
     fleets: list[flag_search.HoldingFleet] = []
     with progress_bar("searching") as bar:

@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of the command's own options, with `models` and vLLM's words."""
+    """The namespace of the command's own options, with `models` and vLLM's flags as `vllm_words`."""
     own, rest, after = shared_options.split_words(parser, words)
     args = parser.parse_args(own)
     args.models = []

@@ -28,7 +28,7 @@ _MAX_EVALUATIONS = 2000  # Subquery evaluations for the peak of a group.
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
-    """Prints the fleet's use over the window of --over, asked of Prometheus; returns 0, failures are raised."""
+    """Prints the fleet's use over the window of --over, asked of Prometheus; returns 0, or raises LegroomError."""
     if config.prometheus is None:
         raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
     window_s = duration_seconds(args.over, "--over")

@@ -241,7 +241,7 @@ def compose_env(node: Node | None) -> dict[str, Word]:
 
 
 def _mounts(service: Node) -> tuple[Mount, ...] | None:
-    """The volumes of a service; None for an excerpt without ports, and where others add to them."""
+    """The volumes of a service; None where they are not known: in an excerpt, or other files may add some."""
     is_whole = any(service.get(key) for key in ("ports", "expose", "restart", "container_name"))
     if not is_whole or service.get("configs") or service.get("volumes_from"):
         return None

@@ -116,8 +116,8 @@ def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, in
 
 
 def container_command(image: str, entry: tuple[Word, ...], args: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
-    """A container's whole command: entry point and arguments; without an entry point, and where the image's own is
-    vLLM, `vllm serve` and the arguments. `offset`: the place in the file that the added words get."""
+    """A container's whole command: `entry` and `args`; without an `entry`, `vllm serve` and `args` if that is what the
+    image starts, else `args`. `offset`: the place in the file that the added words get."""
     if entry:
         return (*entry, *args)
     arguments = args[1:] if args and args[0].text == "serve" else args

@@ -12,7 +12,7 @@ Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql"
 
 
 def _kind_by(table: str) -> dict[str, Kind]:
-    """{suffix or Markdown language: kind of file}, the `table` (`suffixes`, `languages`) of `file_formats.json`."""
+    """{suffix, or language of a Markdown fence: kind of file}, from the `table` so called in `file_formats.json`."""
     return {name: kind for kind, listed in read_data("file_formats.json")[table].items() for name in listed}
 
 

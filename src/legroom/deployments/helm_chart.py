@@ -157,7 +157,7 @@ class _Renderer:
             self.pieces.append((text, source or self.source, block.offset if is_own else start, not is_own))
 
     def _render_block(self, block: _Block, dot: Any) -> None:
-        """Append what an `if`, a `with` or a `range` prints, with Go's `.` as `dot`."""
+        """Appends what an `if`, a `with` or a `range` prints, with Go's `.` as `dot`."""
         at = block.words.index(":=") if ":=" in block.words else 0
         names = [word for word in block.words[1:at] if word != ","]
         value = self._evaluate(block.words[at + 1 :], dot)
@@ -196,7 +196,7 @@ class _Renderer:
         return self._call(name, (*values, *piped)) if name else values[0]
 
     def _operand(self, words: list[str], dot: Any) -> Any:
-        """The value of the literal, variable, field of `dot` or bracket at the front of `words`, removed from it."""
+        """The value of the literal, variable, field of `dot` or bracket at the front of `words`, which loses it."""
         word = words.pop(0)
         if word == "(":
             value = self._pipeline(words, dot)

@@ -273,7 +273,7 @@ def _probe(container: Node, kind: str) -> Node | None:
 
 
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
-    """A `Mount` for each of the container's volumeMounts, by the volume of the pod behind it."""
+    """A `Mount` for each of the container's volumeMounts, with the kind of pod volume behind it."""
     sources = {volume.text("name"): volume for volume in pod.list("volumes")}
     for mount in container.list("volumeMounts"):
         source = sources.get(mount.text("name"))

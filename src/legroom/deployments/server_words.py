@@ -107,7 +107,7 @@ def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def _is_vllm_flag(name: str) -> bool:
-    """Whether any known vLLM release has the flag, its --no- form and dotted paths included."""
+    """Whether any known vLLM release has this flag, also in its --no- form or with a dotted path after it."""
     table = flags_ever()
     if not name.startswith("--"):
         return name in table

@@ -103,8 +103,7 @@ class Node:
 
 
 def _unfolded(lines: list[str], text: str) -> str:
-    """A folded scalar's `text` with each of its `lines` on a line of its own, by the shell's continuation where YAML
-    joins them and not where one is indented deeper; empty where they are not its lines."""
+    r"""A folded scalar's `text` on its source `lines`, ` \` where YAML joins two; empty if they are not its lines."""
     parts, at = [lines[0]], len(lines[0]) + text.find(lines[0])
     for line in lines[1:]:
         start = text.find(line, at)

@@ -30,7 +30,7 @@ class LintReport:
 
     @property
     def not_understood(self) -> int:
-        """How many files have vLLM flags that were not checked."""
+        """How many files hold vLLM flags that no rule could check."""
         return len({finding.place.path for finding in self.findings if finding.rule == "not-understood"})
 
 

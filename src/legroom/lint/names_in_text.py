@@ -70,7 +70,7 @@ def without_other_services(path: str, text: str) -> str:
 
 
 def _is_companion(service: str) -> bool:
-    """Whether the text of a Compose service is called after vLLM, and neither its name nor its image is a server's."""
+    """Whether a Compose service is named after vLLM although neither its name nor its image is a server's."""
     name = re.match(r"\s*([\w-]*vllm[\w-]*):", service)
     runs_vllm = _ENGINE.search(service) or any(map(is_server_image, _IMAGE.findall(service)))
     return name is not None and not is_server_image(name[1]) and not runs_vllm
@@ -83,8 +83,7 @@ def own_options(text: str) -> frozenset[str]:
 
 
 def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
-    """Variables that nobody reads, removed flags, releases with a vulnerability, and gated models without a token; in
-    one file's `text`, by what `all_text` of the linted files has."""
+    """Mistaken variables, flags (not `server_flags`), releases and gated models in a file; `all_text`: of all files."""
     is_read = kind in ("yaml", "env", "dockerfile", "shell")
     unread = list(_unread_variables(text, all_text, is_built=kind == "dockerfile") if is_read else ())
     yield from unread

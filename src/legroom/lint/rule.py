@@ -113,14 +113,14 @@ class Context:
 
     @property
     def named_releases(self) -> frozenset[Release]:
-        """The releases that all linted files name; none where one is given for all."""
+        """The releases that any of the linted files names; none where --vllm or the plan gives one for all."""
         named = {server.named_release for server in self.fleet} - {None}
         own = frozenset(known_release(each) for each in named if each) | self.pinned_releases
         return frozenset() if self.is_release_given else own
 
     @property
     def release(self) -> Release:
-        """The vLLM release by which a server or a query is judged that names none itself."""
+        """The vLLM release by which servers and queries that name no release are judged."""
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property
@@ -138,7 +138,7 @@ class Context:
         return any(series.startswith(prefix) for series in self.series)
 
     def release_of(self, server: StartedServer) -> Release:
-        """The release that a server runs: the requested one, what it or its image's build day tells, or the default."""
+        """The release that a server runs: the requested one, else that of its files or image's day, else `release`."""
         named = server.named_release if self.requested_release is None else None
         if named is None and not self.is_release_given and server.image:
             named = newest_on(day) if (day := images.latest_build_day(server.image)) else None
@@ -225,14 +225,14 @@ _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 
 
 def _is_other_hardware(server: StartedServer) -> bool:
-    """Whether --device names anything but the usual devices."""
+    """Whether --device has a value other than the usual ones, which are for GPUs."""
     word = flag_word(server, "--device")
     value = flag_value(server, word) if word is not None else ""
     return bool(value) and "$" not in value and value not in _COMMON_DEVICES
 
 
 def _names_model(command: tuple[str, ...], model: str) -> bool:
-    """Whether a word of the command names the model (by its last path part, in any case), or it holds a `$`."""
+    """Whether a word of the command has the model's last path part, in any case; True for a model with a `$`."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 

@@ -267,7 +267,7 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
 
 
 def verify_text(diagnosis: Diagnosis, finding: Finding, language: Language) -> str:
-    """How to check that the fix worked, by the cause's domain or the failed phase; empty for another engine."""
+    """How to check that the fix worked, by the cause's domain or the failed phase; empty for a log not of vLLM."""
     if diagnosis.other_engine:
         return ""
     case = diagnosis.case
@@ -281,7 +281,7 @@ def verify_text(diagnosis: Diagnosis, finding: Finding, language: Language) -> s
 
 
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """How to check that the fix worked, and where the long story is; nothing for another engine."""
+    """How to check that the fix worked, and where the long story is; nothing for the log of an engine not vLLM."""
     if not (how := verify_text(diagnosis, finding, language)):
         return
     yield style.paint(f"{heading('verify', language)}:", "bold")

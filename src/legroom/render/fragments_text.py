@@ -159,7 +159,7 @@ def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRo
 
 
 def _segment_label(segment: AllocatorSegment) -> tuple[str, ...]:
-    """A segment's size, and whether it is of CUDA graphs, of small blocks, or expandable."""
+    """A segment's size, `graphs` (of CUDA graphs) or `small` (of small blocks), and `grows` if it is expandable."""
     kind = "graphs" if segment.pool else "small" if segment.is_small else ""
     return tuple(filter(None, (human_bytes(segment.size_bytes), kind, "grows" if segment.is_expandable else "")))
 

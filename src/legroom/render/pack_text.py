@@ -17,7 +17,7 @@ _MARGIN = "  "
 
 
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
-    """The text of `legroom pack`."""
+    """The text of `legroom pack`; `changes` are those that would make the servers fit."""
     blocks = [answer_lines(result.verdict, pack_headline(result), style)]
     alike: dict[object, list[PackedCard]] = {}
     for use in result.cards:

@@ -327,7 +327,7 @@ def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def search_words(result: SearchAnswer) -> dict[str, Any]:
-    """The sentences of a search by name: headline, number of settings weighed, what the best gives up, what to try."""
+    """The sentences of a search by name: headline, how many settings were tried, what the best gives up, next steps."""
     load_text = f"{plural(round(result.goal.concurrency), 'request')} of {count(result.goal.context)} tokens"
     kept = f"Kept as given: {result.kept}." if result.kept else ""
     if (best := result.best) is None:

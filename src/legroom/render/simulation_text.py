@@ -243,7 +243,7 @@ def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
 
 
 def tier_text(report: TierReport) -> str:
-    """The figures of the tier and its hit ratio by size."""
+    """The figures of a replay with an offloading tier, and the tier's hit ratio by size."""
     lines = ["", "the cpu tier", *columns(list(_tier_figures(report)), "<<")]
     if report.curve:  # a bar of the hit ratio for each size, and the size that gives most of the hits
         top = max(point.hit_ratio for point in report.curve) or 1.0

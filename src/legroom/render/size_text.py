@@ -305,7 +305,7 @@ def _span(figures: Sequence[float]) -> str:
 
 
 def smaller_weights_text(report: FleetReport, fleets: Sequence[SizedFleet]) -> str:
-    """That a published quantized checkpoint with the model's role was not tried; empty where that is no help."""
+    """A sentence that a quantized checkpoint of the same role was not tried; empty where none exists or could help."""
     planned = next((fleet.plan for fleet in fleets if fleet.plan), None)
     if planned is None or any(fleet.gpus == 1 for fleet in fleets):
         return ""

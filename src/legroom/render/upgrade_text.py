@@ -101,7 +101,7 @@ def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
-    """Each large change in bytes with its reason, then the small ones as a sum."""
+    """A line with its reason for each large change of a memory part, then the small ones as a sum."""
     large = [change for change in changes if abs(change.bytes) >= _SMALL_BYTES]
     for change in large:
         yield from wrap(f"{_signed_bytes(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
@@ -211,7 +211,7 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _kept_caveats(made: Upgrade) -> Iterator[str]:
-    """What must be known before the command is copied: it is tight, holds less than today, or gives something up."""
+    """What to know before copying that command: it is tight, holds less than today, or gives something up."""
     kept, new = made.kept, made.new
     if kept.plan.verdict == "tight" and new.verdict == "fits" and _is_changed(made):
         yield f"The unchanged command fits and holds {_held(new)} requests at once."

@@ -78,7 +78,7 @@ class Functions:
             self._open.keep_command(words, line)
 
     def uncalled_commands(self) -> Iterator[Simple]:
-        """The commands in the bodies of functions that the script never calls."""
+        """(words, line) of each command in the bodies of functions that the script never calls."""
         for function in self._every:
             if not function.is_called:
                 yield from function.body
@@ -97,7 +97,7 @@ def joined_names(line: list[Word]) -> list[Word]:
 
 
 def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
-    """(the name of the function that is defined here or empty, the words after it)."""
+    """(the name of the function whose definition begins here, or empty; the words after the name)."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
     if words[0].raw.endswith("()"):

@@ -90,7 +90,7 @@ def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
 
 @checks(StartedServer, "does-not-fit")
 def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> Findings:
-    """A server that fits none of the GPUs that its own file names, or not the only one that all files name."""
+    """A server without a GPU of its own that fits none of those its file names, or not the one all files name."""
     is_example = kind_of(server.place.path, "") == "document"  # it may name a card of another example
     if not context.named_cards or server.gpu_names or not server.runs_on_gpus or is_example:
         return

@@ -25,7 +25,7 @@ _IN_IMAGE = re.compile(r"/(vllm-workspace|usr|opt|etc|dev|proc)/|/dev/")
 
 @checks(StartedServer, "cache-lost", "path-missing")
 def weights_of_hub(server: StartedServer, context: Context) -> Findings:
-    """A container that downloads its model at each start, as no volume holds the Hub's cache, or cannot download it."""
+    """A container that cannot download its model, or does at each start as no volume holds the Hugging Face cache."""
     args = context.parsed_args(server).args
     # A name without an organization is no folder of vLLM's image, and without a model vLLM serves its default one.
     is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and "/" not in args.model

@@ -68,7 +68,7 @@ def python_in_image(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _positional_model(server: StartedServer, context: Context) -> Findings:
-    """A model by position for an old image whose entry point takes it by --model alone."""
+    """A model given by position to an old image whose entry point takes it only by --model."""
     # `vllm serve` is the image's own, and not of a chart or a controller.
     is_entry_point = server.read_as.startswith(_OF_IMAGE) and len({word.offset for word in server.words[:2]}) == 1
     model, release = server.words[2] if len(server.words) > 2 else None, context.release_of(server)

@@ -68,7 +68,7 @@ def flags_without_companions(server: StartedServer, context: Context) -> Finding
 
 @checks(StartedServer, "flag-ignored", "tool-parser")
 def features_without_effect(server: StartedServer, context: Context) -> Findings:
-    """LoRA without an adapter, and a tool parser that cannot read the tool calls of this model."""
+    """LoRA without an adapter, and a tool-call parser that does not read this model's calls."""
     word, args = flag_word(server, "--enable-lora"), context.parsed_args(server).args
     is_complete = server.runs not in ("shell", "config", "python") and not has_open_words(server)
     loads = flag_word(server, "--lora-modules", "--config") or any(

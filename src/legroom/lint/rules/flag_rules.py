@@ -161,7 +161,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
 
 
 def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
-    """All flags of no release, where two share an unknown feature (`--tiered-moe-...`), as in a fork; else empty."""
+    """The flags that no release has, if two share an unknown feature (`--tiered-moe-...`) as in a fork; or empty."""
     unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
     own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_near(problem)))
     known = {_feature(flag) for flag in flags_ever()}
@@ -250,7 +250,7 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
 
 
 def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
-    """Values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
+    """Values that the release's config classes refuse for any model; none if a GPU is named, as its plan says so."""
     if server.gpu_names or server.call is not None:
         return
     is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
@@ -267,7 +267,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """--max-num-batched-tokens below --max-num-seqs, or, unchunked, --max-model-len; where no plan can tell."""
+    """--max-num-batched-tokens below --max-num-seqs or, without chunked prefill, --max-model-len; if no plan tells."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:

@@ -142,7 +142,7 @@ def _base_name(name: str) -> str:
 
 
 def _is_typo(name: str, instead: str) -> bool:
-    """Whether two series names differ only in the colon, the ending, or a letter or two; others may be exporters'."""
+    """Whether the two series names differ only in the colon, the ending, or a letter or two."""
     base, right = _base_name(name), _base_name(instead)
     if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
         return True

@@ -224,7 +224,7 @@ def repeated_keys(document: Node, context: Context) -> Findings:
 
 @checks(Node, "service-named-vllm")
 def service_sets_vllm_port(document: Node, context: Context) -> Findings:
-    """A Service named `vllm` where no file of its folder switches service links off."""
+    """A Service named `vllm`, whose service link sets VLLM_PORT, if no file of its folder turns such links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
     is_headless = document.text("spec", "clusterIP") == "None"  # without an address there are no variables

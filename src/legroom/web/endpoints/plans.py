@@ -87,7 +87,7 @@ def _math_line(label: str, amount: str, how: str) -> str:
 
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom size --json`; with a `mix` or a `trace`, that of `legroom size --rate --json`."""
+    """The document of `legroom size --json` for the `cards`; with `mix` or `trace`, that of `size --rate --json`."""
     from legroom.api.size_report import size_deployment
 
     with deployment_of_request(request) as deployment:
