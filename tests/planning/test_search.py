@@ -43,7 +43,7 @@ def test_searches_of_one_goal_compute_each_combination_once(target, monkeypatch)
     goal = CapacityGoal(32768, policy="safe")
     found = search_flags([target("meta-llama/Llama-3.1-70B", "h100")], args, goal, max_answers=1).best
     assert not capacity_search.is_sure(found, args)
-    assert len(tried) == len(set(tried)) > 500
+    assert len(tried) == len(set(tried)) > 100
 
 
 def test_flags_that_were_given_are_not_searched(target):

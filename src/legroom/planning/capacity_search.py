@@ -321,9 +321,9 @@ def _combinations(
     only_best: bool,
     known: Combinations,
 ) -> Iterator[FlagCombination]:
-    """Every combination of flags (without utilization) that the release takes with these parallel sizes; only the
-    smallest if all are too large. `only_best`: only the least costly that meets the goal, else the smallest, and for a
-    quantized checkpoint (`variant` above 0) one that leaves memory free. `known`: a cache, added to."""
+    """Every combination of flags (without utilization) that meets the goal with these parallel sizes; the smallest if
+    none does. `only_best`: only the least costly, and for a quantized checkpoint (`variant` above 0) one that leaves
+    memory free. `known`: a cache, added to."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
         """A list of one, the combination at the utilization nearest the default that meets the goal, or empty."""
@@ -357,15 +357,13 @@ def _combinations(
     if minimum is not None and minimum.shortfall_bytes(goal) > 0:
         yield minimum  # what it lacks is the answer
         return
-    if not only_best:
-        yield from filter(None, map(combined, itertools.product(*axes.values())))
-        return
     answers = 0
-    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
+    for sufficient in (meets_goal, leaves_room) if variant and only_best else (meets_goal,):
+        orders = axes_by_loss(axes) if only_best else [list(axes.values())]
         branches = itertools.chain.from_iterable(
-            _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
+            _sufficient_combinations((), ordered, combined, sufficient) for ordered in orders
         )
-        for best in itertools.islice(filter(meets_goal, branches), 1):
+        for best in itertools.islice(filter(meets_goal, branches), 1 if only_best else None):
             answers += 1
             yield best
     if not answers and minimum is not None:
