@@ -84,3 +84,33 @@ def test_mla_stays_where_the_weights_leave_its_larger_cache_no_room() -> None:
     )
     assert not fix(text.format("L40")).env
     assert fix(text.format("H100")).env == {"VLLM_MLA_DISABLE": "1"}
+
+
+def test_a_share_lies_between_the_one_that_holds_no_request_and_the_one_that_does_not_fit() -> None:
+    text = (
+        "verl with a vllm rollout on the same card. With gpu_memory_utilization 0.5 the actor's step is out of memory. "
+        "{} the KV cache is too small for one request."
+    )
+    assert fix(text.format("At 0.4")).flags["gpu_memory_utilization"] == 0.45
+    assert fix(text.format("On another model")).flags["gpu_memory_utilization"] < 0.45
+
+
+def test_an_engine_for_each_training_process_is_split_over_their_cards() -> None:
+    text = (
+        "GRPO of a 7B model with ms-swift on 4 A10 runs out of memory\n"
+        "torchrun --nproc_per_node 4 swift/cli/rlhf.py --rlhf_type grpo --use_vllm true --vllm_mode colocate "
+        "--vllm_gpu_memory_utilization 0.5\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    assert fix(text).flags == {"tensor_parallel_size": 4}
+    assert "vllm_tensor_parallel_size 4" in fix(text).steps[0]
+    small = text.replace("7B", "1.5B")
+    assert "tensor_parallel_size" not in fix(small).flags
+
+
+def test_a_nearly_empty_pool_on_one_memory_points_to_the_step() -> None:
+    text = (
+        "DGX Spark: vllm serve while serving long prompts the kernel logs NVRM: NV_ERR_NO_MEMORY and the host freezes, "
+        "with the KV cache at only {}%."
+    )
+    assert "max_num_batched_tokens" in fix(text.format("3")).flags
+    assert "max_num_batched_tokens" not in fix(text.format("93")).flags

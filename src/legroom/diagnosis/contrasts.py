@@ -85,6 +85,17 @@ def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float
     return {share for share, where in failed if share and not is_attempt(where)} - starved, starved
 
 
+def share_bounds(text: str) -> tuple[float, float] | None:
+    """(Largest gpu_memory_utilization whose KV pool was too small, smallest one that did not fit), where sentences of
+    one share each tell of both; else None."""
+    short, full = [0.0], [1.0]
+    for sentence in setting_words("sentence").split("\n".join(plain_lines(text.split("\n")))):
+        if len(shares := set(map(float, _words("any_share").findall(sentence)))) == 1:
+            short += shares if (is_short := _words("pool_short").search(sentence)) else ()
+            full += shares if not is_short and _words("refused_or_full").search(sentence) else ()
+    return (max(short), min(full)) if 0 < max(short) < min(full) < 1 else None
+
+
 def is_attempt(clause: str) -> bool:
     """Whether a clause tells of a change that was tried in vain after the failure."""
     return bool(_words("attempt").search(clause))

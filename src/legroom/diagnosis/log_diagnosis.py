@@ -12,7 +12,7 @@ from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import attempts_in_vain, contrasts, failed_utilizations, is_attempt
+from legroom.diagnosis.contrasts import attempts_in_vain, contrasts, failed_utilizations, is_attempt, share_bounds
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose, sentence_lines
 from legroom.diagnosis.recorded_memory import (
@@ -341,7 +341,9 @@ def _with_pasted_command(
     failed = failed or {share for settings, _ in in_vain if (share := settings.get("gpu_memory_utilization"))}
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
-    least = max(starved | {cases[-1].too_small_share or 0}) or None
+    bounds = share_bounds(full_text)
+    reported += [({"gpu_memory_utilization": bounds[1]}, False)] if bounds else []
+    least = max(starved | {cases[-1].too_small_share or 0, bounds[0] if bounds else 0}) or None
     launcher = launcher_in(full_text)
     cases = tuple(replace(case, reported=tuple(reported), attempts=tried) for case in cases)
     cases = tuple(replace(case, too_small_share=least, launcher=launcher) for case in cases)

@@ -16,6 +16,7 @@ from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
+from legroom.facts.log_messages import trainer_settings
 from legroom.facts.releases import Release, latest
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
@@ -164,7 +165,9 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     counts = {
         NUMBERS.get(count.lower(), count) for match in prose("card_count").findall(plain) for count in match if count
     }
-    if len(counts) == 1 and args.tensor_parallel_size is None and not prose("unsplit").search(plain):
+    # A trainer's processes have an engine each, unless it is told to split them.
+    is_split = not prose("unsplit").search(plain) and trainer_settings(plain) is None
+    if len(counts) == 1 and args.tensor_parallel_size is None and is_split:
         args = replace(args, tensor_parallel_size=int(*counts))
     if args.dtype is None and prose("float32").search(plain):
         args = replace(args, dtype="float32")

@@ -483,9 +483,8 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     # The CUDA context, the graphs of V0, which are captured beside the budget, and what a live neighbour still takes.
     graphs = planner.case.startup.graph_bytes or (GIB if planner.case.engine.generation == "V0" else 0)
     graphs = 0 if planner.known.args.enforce_eager else graphs
-    share = (
-        math.floor((free - GIB // 2 - graphs - len(card_holders.named_holders(planner.case)) * GIB) / total * 100) / 100
-    )
+    beside = GIB // 2 + graphs + len(card_holders.named_holders(planner.case)) * GIB
+    share = math.floor((free - beside) / total * 100) / 100
     oom = planner.case.oom
     if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
         return None  # the weights alone already took more

@@ -255,10 +255,8 @@ def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
         return None
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
     why = f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length."
-    length, trades = (
-        int((planner.in_force("max_model_len") or 0) * part) // 16 * 16,
-        "requests longer than this are refused",
-    )
+    length = int((planner.in_force("max_model_len") or 0) * part) // 16 * 16
+    trades = "requests longer than this are refused"
     steps = (f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",)
     if length:
         return Fix("max_model_len", why, {"max_model_len": length}, trades=trades, is_unplanned=True)

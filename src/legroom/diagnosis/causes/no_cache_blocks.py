@@ -162,14 +162,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _pool_in_bytes_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
     """Fix: no page cache and a pool in bytes, where no size explains the lack and `more` is too much of one memory."""
     known, share = planner.accounting, more.flags.get("gpu_memory_utilization", 1) if more is not None else 1
-    parts, budget = (
-        (known.weights_bytes or 0) + (known.peak_bytes or 0),
-        planner.utilization * (known.total_bytes or math.inf),
-    )
-    in_bytes, drop = known_fix("pool_in_bytes"), known_fix("drop_page_cache").steps[:1]
-    return (
-        replace(in_bytes, steps=(*drop, *in_bytes.steps)) if parts < budget and share > _SHARE_OF_ONE_MEMORY else None
-    )
+    parts = (known.weights_bytes or 0) + (known.peak_bytes or 0)
+    if parts >= planner.utilization * (known.total_bytes or math.inf) or share <= _SHARE_OF_ONE_MEMORY:
+        return None
+    fix = known_fix("pool_in_bytes")
+    return replace(fix, steps=(*known_fix("drop_page_cache").steps[:1], *fix.steps))
 
 
 def _fused_attention_fix(planner: FixPlanner) -> Fix | None:

@@ -7,8 +7,8 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
-from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
-from legroom.diagnosis.pasted_command import prose
+from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS, stated_weights_bytes
+from legroom.diagnosis.pasted_command import NUMBERS, prose
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
@@ -93,9 +93,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_asleep = planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak")
     off = known_fix("no_sleep_mode") if is_asleep and not _has_trainer(planner.case) else None
     if _freed_nothing(planner.case):
-        is_off = not (
-            planner.case.number("sleep_freed", "freed_bytes") or is_asleep or planner.case.has("sleep_enabled")
-        )
+        freed = planner.case.number("sleep_freed", "freed_bytes")
+        is_off = not (freed or is_asleep or planner.case.has("sleep_enabled"))
         yield from (known_fix("sleep_mode_on"),) if is_off else (newer, off or known_fix("no_sleep_mode"))
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         smaller = known_fix("smaller_training_step")
@@ -114,15 +113,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps = (f"in the trainer's own settings: {settings['sleep']}",) if settings else ()
             first = known_fix("trainer_frees_first")
             yield replace(first, steps=(*steps, *first.steps))
+        yield _split_engine_fix(planner)
         if planner.case.is_oom and planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
         if planner.case.has("free_below_desired"):
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
         is_least = planner.utilization_known and planner.utilization < _LEAST_SHARE
-        is_blind = _has_trainer(planner.case) and (
-            is_least or (planner.model is not None and planner.total_bytes is None)
-        )
+        is_open = planner.model is not None and planner.total_bytes is None
+        is_blind = _has_trainer(planner.case) and (is_least or is_open)
         lower = None if is_least and not is_starved else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
             # A smaller budget holds even fewer blocks.
@@ -154,6 +153,18 @@ def _share_beside_trainer(planner: FixPlanner, is_starved: bool) -> Fix | None:
         trades = "" if is_starved else lower.trades
         lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps), trades=trades)
     return lower
+
+
+def _split_engine_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: one engine over the cards of all training processes, where a whole model takes half of each; else None."""
+    told, weights = planner.case.first("own_engines_told"), stated_weights_bytes(planner.case)
+    count = int(NUMBERS.get(str(told.facts["what"]).lower(), told.facts["what"])) if told is not None else 1
+    is_split = (planner.case.startup.args.tensor_parallel_size or 1) > 1
+    if count < 2 or is_split or not (total := planner.total_bytes) or weights < _USUAL_SHARE * total:
+        return None
+    why = f"Each of the {count} engines holds the whole model, {gib(weights)} of a card's {gib(total)}; split over the "
+    why += f"cards each holds {gib(weights // count)}."
+    return Fix("more_or_fewer_gpus_tp_pp", why, {"tensor_parallel_size": count}, is_unplanned=True)
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:

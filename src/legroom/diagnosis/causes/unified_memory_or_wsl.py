@@ -11,6 +11,7 @@ from legroom.diagnosis.causes.gpu_shared_or_not_free import (
 )
 from legroom.diagnosis.causes.host_ram_oom import is_of_container
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags, smaller_step_tokens
 from legroom.facts.log_messages import message_group
 from legroom.units import gib
 
@@ -109,6 +110,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         is_large = is_large or case.phase == "serving" or not case.has(*_CACHE_SIGNS)
         if case.phase_reached == "startup_profile" and not case.has(*_CACHE_SIGNS):
             yield known_fix("default_step")
+        if case.has("empty_pool_told"):
+            flags = smaller_step_flags(planner, smaller_step_tokens(planner))
+            why = "The KV pool is nearly empty: what runs out is taken by the step of a long prompt, by its tokens."
+            yield planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
         if case.has("no_cache_blocks") and case.has("page_cache_told") and pool is None:
             yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
             lower = None  # a smaller budget holds even fewer blocks

@@ -60,6 +60,11 @@ class FixPlanner(FailedServer):
             if most <= self.utilization:
                 return None
             flags, why = {**flags, "gpu_memory_utilization": most}, f"{why} {reason('others_leave', {'share': most})}"
+        low, high = self.case.too_small_share or 0, self.case.failed_share
+        if low < high < 1 and low and (share := flags.get("gpu_memory_utilization")) and not low < share < high:
+            flags = {**flags, "gpu_memory_utilization": round((low + high) / 2, 2)}
+            why += f" By the text {low:g} leaves too small a pool and {high:g} does not fit: between them, with a "
+            why += "shorter --max-model-len."
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None

@@ -179,11 +179,8 @@ def pool_bytes(case: Case) -> int | None:
     """The KV pool that vLLM computed from the utilization; None where it is not printed or a flag sets it."""
     is_short, needed = case.has("kv_bytes_short"), case.number("kv_bytes_short", "needed_bytes")
     pool = case.number("kv_bytes_short", "available_bytes") if is_short else case.startup.available_kv_bytes
-    wanted, fits = (
-        case.number("kv_bytes_short", "max_model_len_count"),
-        case.number("estimated_max_len", "fits_len_count"),
-    )
-    if pool is None and needed and wanted and fits:
+    wanted = case.number("kv_bytes_short", "max_model_len_count")
+    if pool is None and needed and wanted and (fits := case.number("estimated_max_len", "fits_len_count")):
         pool = needed * fits // wanted  # keys and values grow with the length
     return None if case.startup.explicit_kv else pool
 
