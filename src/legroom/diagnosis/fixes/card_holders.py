@@ -85,12 +85,6 @@ def listed_programs(case: Case) -> list[str]:
     return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in _other_programs(case)]
 
 
-def _steps_of_programs(case: Case) -> list[str]:
-    """What frees the memory of the programs that the text names beside the server."""
-    rows = read_data("diagnosis_texts.json")["card_programs"]
-    return [step for words, step in rows if case.tells(re.compile(f"(?i){words}"))]
-
-
 def idle_cards(case: Case) -> list[int]:
     """Numbers of the cards that nvidia-smi or a sentence shows idle; the one that failed is none of them."""
     numbers = {item.line: item.number("index_count") or 0 for item in case.all("gpus_listed")}
@@ -135,8 +129,11 @@ def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
     platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device
     holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
     # What an ended server left behind is its own workers, whatever launcher the text names.
-    programs = () if planner.case.has("not_released_told") else _steps_of_programs(planner.case)
-    own = known_fix("own_stages").steps if _is_of_one_program(planner.case) else ()
+    rows = () if planner.case.has("not_released_told") else read_data("diagnosis_texts.json")["card_programs"]
+    programs = [step for words, step in rows if planner.case.tells(re.compile(f"(?i){words}"))]
+    # Two equal small shares or more are contexts, as one program's stages have.
+    small = [size for size in planner.case.oom.others_bytes if size < GIB // 2] if planner.case.oom is not None else []
+    own = known_fix("own_stages").steps if any(small.count(size) >= _SIBLINGS for size in small) else ()
     steps = [*own, *programs, holders, *known_fix("free_gpu").steps]
     steps[-3:-3] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
     share = less.flags.get("gpu_memory_utilization") if less else None
@@ -155,9 +152,3 @@ def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
         steps += known_fix("page_cache_is_counted").steps
     free_it = replace(known_fix("free_gpu"), steps=tuple(steps))
     return replace(free_it, why=reason("program_beside")) if programs else free_it
-
-
-def _is_of_one_program(case: Case) -> bool:
-    """Whether torch lists two processes or more with equal small shares: contexts that one program's stages have."""
-    small = [size for size in case.oom.others_bytes if size < GIB // 2] if case.oom is not None else []
-    return any(small.count(size) >= _SIBLINGS for size in small)
