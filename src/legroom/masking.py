@@ -58,9 +58,7 @@ def masked(value: Any) -> Any:
             key: HIDDEN if isinstance(inner, str) and inner and is_secret(str(key)) else masked(inner)
             for key, inner in value.items()
         }
-    if isinstance(value, (list, tuple)):
-        return [masked(inner) for inner in value]
-    return value
+    return [masked(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _without_value(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -469,7 +470,7 @@ async def test_watch_sees_the_queue_and_the_refusals_of_a_real_guard(policy, tmp
     async with proxied(upstream, Path(policy(rules))) as (proxy, port), open_session() as session:
         target = endpoint(f"http://127.0.0.1:{port}")
         session_of_watch = WatchSession(recorder=Recorder(tmp_path / "recording"))
-        session_of_watch.take(await scrape(session, target, time_s=time.time() - 5))
+        session_of_watch.take(replace(await scrape(session, target), time_s=time.time() - 5))
         asked = [asyncio.ensure_future(ask(port, WHOLE_POOL)) for _ in range(12)]
         await until(lambda: proxy.admission.metrics.rejected["queue_full"] == 8, 5)
         session_of_watch.take(await scrape(session, target))

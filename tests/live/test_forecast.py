@@ -70,7 +70,7 @@ def test_outliers_do_not_bend_the_slope() -> None:
     points[10] = (10.0, 9999.0)
     points[40] = (40.0, -9999.0)
     line = trend(points)
-    assert line is not None and line.slope == pytest.approx(2.0) and line.is_clear
+    assert line is not None and line.slope == pytest.approx(2.0) and line.low > 0
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e3, 1e3), st.integers(3, 300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def ask(handler: Handler, timeout_s: float = 2.0, tls: ssl.SSLContext | None = N
     async def run() -> ScrapeResult:
         async with listening(web.get("/metrics", handler), tls=tls) as port, open_session() as session:
             address = f"{'https' if tls else 'http'}://user:secret@localhost:{port}"
-            return await scrape_result(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
+            return await scrape_result(session, endpoint(address, **options), timeout_s)  # type: ignore[arg-type]
 
     return asyncio.run(run())
 
@@ -36,9 +37,10 @@ async def good(request: web.Request) -> web.Response:
 
 
 def test_a_server_that_behaves_gives_a_sample() -> None:
+    began_s = time.time()
     seen = ask(good)
-    assert isinstance(seen, Sample)
-    assert (seen.running, seen.time_s) == (3, 7.0)
+    assert isinstance(seen, Sample) and seen.running == 3
+    assert began_s <= seen.time_s <= time.time()
 
 
 def test_credentials_of_the_address_go_into_the_header_and_nowhere_else() -> None:

@@ -37,7 +37,7 @@ def two_hours(start_s, seed=1):
 
 
 def run(trace, least=1, most=8, start_s=120.0):
-    return replay_autoscaled(trace, SETTINGS, COST, scaling_policy(least, most, start_s, 4.0))
+    return replay_autoscaled(trace, SETTINGS, COST, scaling_policy(least, most, start_s, 4.0), None)
 
 
 def test_every_request_is_served_once():

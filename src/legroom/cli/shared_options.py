@@ -9,12 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
-from legroom.deployments.deployment import (
-    Deployment,
-    deployment_from_command,
-    deployment_from_file,
-    deployment_from_python,
-)
+from legroom.deployments import deployment as deployments
 from legroom.deployments.described import WISHES, deployment_from_words, server_env
 from legroom.errors import LegroomError
 from legroom.facts.flags import advice, all_flag_names
@@ -107,7 +102,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     return args
 
 
-def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
+def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> deployments.Deployment:
     """The server that the options describe; `environ`: the variables it inherits, by default this process's."""
     release = known_release(args.vllm) if args.vllm else None
     base = _described_base(args, release)
@@ -118,7 +113,7 @@ def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None
     return deployment
 
 
-def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machine:
+def described_machine(args: argparse.Namespace, deployment: deployments.Deployment) -> Machine:
     """The machine that the options describe, completed from the deployment file; LegroomError without a GPU."""
     from legroom.planning.machine import Machine, completed_machine
 
@@ -133,7 +128,7 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
     return completed_machine(Machine(gpu, count, args.gpu_memory, args.gpu_used, host_memory), deployment)
 
 
-def _described_base(args: argparse.Namespace, release: Release | None) -> Deployment | None:
+def _described_base(args: argparse.Namespace, release: Release | None) -> deployments.Deployment | None:
     """The server of a command line, a file or Python source; None where only MODEL and flags are given."""
     sources = {"-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python}
     used = [name for name, value in sources.items() if value]
@@ -143,13 +138,13 @@ def _described_base(args: argparse.Namespace, release: Release | None) -> Deploy
     if not used and not config:
         return None
     if args.file:
-        return deployment_from_file(args.file, release, getattr(args, "server", None))
+        return deployments.deployment_from_file(args.file, release, getattr(args, "server", None))
     if args.python:
-        return deployment_from_python(args.python, release, "--python")
+        return deployments.deployment_from_python(args.python, release, "--python")
     if used:
-        return deployment_from_command(args.line or shlex.join(args.command_words), release)
+        return deployments.deployment_from_command(args.line or shlex.join(args.command_words), release)
     words, args.vllm_words = ["vllm", "serve", *args.vllm_words], []
-    return deployment_from_command(shlex.join(words), release)
+    return deployments.deployment_from_command(shlex.join(words), release)
 
 
 def gpu_count(text: str | None, option: str) -> int | None:

@@ -16,7 +16,7 @@ def _kind_by(table: str) -> dict[str, Kind]:
     return {name: kind for kind, listed in read_data("file_formats.json")[table].items() for name in listed}
 
 
-_BY_SUFFIX, _BY_LANGUAGE = _kind_by("suffixes"), _kind_by("languages")
+_BY_SUFFIX, KINDS_BY_LANGUAGE = _kind_by("suffixes"), _kind_by("languages")
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
 _UNIT_START = pattern("file_kinds.unit_start")
@@ -65,11 +65,6 @@ def as_shell(path: str, text: str) -> str:
     return re.sub(r"(?m)(?<!\\\n)^\t[@+-]*", " ", text)  # marks of make before a command, not of a continued line
 
 
-def kind_of_language(language: str) -> Kind | None:
-    """The kind of a Markdown fence's language tag; None for an unknown one."""
-    return _BY_LANGUAGE.get(language.strip().lower())
-
-
 def kind_by_first_line(text: str) -> Kind | None:
     """The kind of a text by its first line that is not a comment; None where it is not clear."""
     if _SHEBANG.match(text.lstrip()):
@@ -84,7 +79,5 @@ def kind_by_first_line(text: str) -> Kind | None:
             return "yaml"
         if bare.startswith("{"):
             return "json"
-        if re.match(r"(FROM|ARG)\s+\S+", bare):
-            return "dockerfile"
-        return None
+        return "dockerfile" if re.match(r"(FROM|ARG)\s+\S+", bare) else None
     return None

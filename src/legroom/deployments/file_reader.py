@@ -211,6 +211,4 @@ def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
         return kind
     if any(name in _SCRIPT_RUNNERS for name in names):
         return "shell"
-    if any(re.fullmatch(r"python[\d.]*", name) for name in names):
-        return "python"
-    return kind_by_first_line(text)
+    return "python" if any(re.fullmatch(r"python[\d.]*", name) for name in names) else kind_by_first_line(text)

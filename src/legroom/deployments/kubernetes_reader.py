@@ -325,8 +325,7 @@ def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
     asked = _ASKED.search(line) if len(set(_ASKED.findall(line))) == 1 else None  # several: of other programs too
     program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
     path = (asked[2] or "/") if asked and _FAILS_ON_404.search(line) else ""
-    port = asked[1] if asked else ""
-    return Probe(kind, place, port, "".join(program), path, "uthorization" in line)
+    return Probe(kind, place, asked[1] if asked else "", "".join(program), path, "uthorization" in line)
 
 
 def float_at(node: Node, key: str, default: float) -> float:

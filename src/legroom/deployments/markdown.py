@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of_language
+from legroom.deployments.file_kinds import KINDS_BY_LANGUAGE, Kind, kind_by_first_line
 from legroom.deployments.source_text import Text
 from legroom.facts import pattern
 
@@ -28,7 +28,7 @@ def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
         lines[first - 1 : last + 1] = [_TAKEN] * len(lines[first - 1 : last + 1])
         if language.lower() in ("diff", "patch"):
             source = source.with_text("\n".join(_line_after_diff(line) for line in source.text.split("\n")))
-        kind = kind_of_language(language) or kind_by_first_line(source.text)
+        kind = KINDS_BY_LANGUAGE.get(language.lower()) or kind_by_first_line(source.text)
         if kind is None and _LIKELY_SHELL.search(source.text):
             kind = "shell"
         elif kind is None and re.search(r"^(import|from|def|class) ", source.text, re.MULTILINE):

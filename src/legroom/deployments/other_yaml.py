@@ -7,18 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from legroom.deployments import model_resources as resources
 from legroom.deployments.compose_reader import compose_env, compose_words
 from legroom.deployments.container_images import flag_names, kubernetes_bytes
 from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
 from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit
 from legroom.deployments.markdown import FENCE, START
-from legroom.deployments.model_resources import (
-    has_model_flag,
-    is_kubeai_model,
-    is_model_spec,
-    kubeai_server,
-    model_spec_server,
-)
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, serve_words
 from legroom.deployments.shell.shell_script import read_shell
@@ -92,11 +86,11 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
         node, scope = pending.pop()
         if isinstance(node.values, dict):
             scope = scope.inside(node)
-            if is_kubeai_model(node):
-                yield kubeai_server(node)
+            if resources.is_kubeai_model(node):
+                yield resources.kubeai_server(node)
                 continue
-            if is_model_spec(node):
-                yield model_spec_server(node)
+            if resources.is_model_spec(node):
+                yield resources.model_spec_server(node)
                 continue
             if node.get("model_loading_config") is not None:
                 yield _ray_llm_server(node, release)
@@ -134,7 +128,7 @@ def custom_resource_servers(document: Node, release: Release) -> Iterator[Starte
         return
     pod = next((node for node in document.walk() if node.get("nodeSelector") is not None), spec)
     for server in other_subjects(document, release):
-        if isinstance(server, StartedServer) and server.words and not has_model_flag(server.words):
+        if isinstance(server, StartedServer) and server.words and not resources.has_model_flag(server.words):
             yield replace(
                 server,
                 words=(*server.words[:2], model.word(), *server.words[2:]),
@@ -204,7 +198,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         keys = " ".join(key for key, _ in node.items() if _ARGUMENTS.fullmatch(key))
         if not are_flags or not _belongs_to_vllm(node, scope, keys) or flag_names(words).isdisjoint(all_flag_names()):
             return
-        is_titled = not has_model_flag(words) and find(scope.key) is not None  # `Qwen3-8B: {vllm_args: ...}`
+        is_titled = not resources.has_model_flag(words) and find(scope.key) is not None  # `Qwen3-8B: {vllm_args: ...}`
         title, launcher = ((Word(scope.key, node.offset, scope.key),), f"what reads {keys}") if is_titled else ((), "")
         words, at = (*serve_words(words[0].offset), *title, *words), 0
     place = node.source.place

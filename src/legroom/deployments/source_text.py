@@ -79,8 +79,7 @@ class Text:
     def place(self, offset: int) -> Place:
         """Path, line and column of an offset in this text, as they are in the whole file."""
         row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
-        indent = self._columns[row] if row < len(self._columns) else 0
-        column = offset - self._starts[row] + indent
+        column = offset - self._starts[row] + (self._columns[row] if row < len(self._columns) else 0)
         if self._within is not None:
             return self._within.place(self._within.start_of(self._line + row - 1) + column)
         return Place(self.path, self._line + row, column + 1)

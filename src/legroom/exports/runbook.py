@@ -50,16 +50,14 @@ def _entry_lines(entry: Entry, language: Language) -> Iterator[str]:
     words = _WORDS[language]
     yield from ("", f"### {entry.id}: {entry.title.in_language(language)}", "")
     for signature in entry.signatures[:2]:
-        yield f"{words['sign']}: {signature.text.in_language(language)}"
-        yield ""
+        yield from (f"{words['sign']}: {signature.text.in_language(language)}", "")
     yield from (f"{words['why']}: {entry.cause.in_language(language)}", "", f"**{words['do']}**", "")
     for workaround in entry.workarounds:
         count = entry.counted(workaround.kind)
         counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
         how = workaround.how.in_language(language)
         fence = "``" if "`" in how else "`"
-        condition = workaround.condition.in_language(language)
-        extra = "; ".join(text for text in (condition, counted) if text)
+        extra = "; ".join(filter(None, (workaround.condition.in_language(language), counted)))
         yield f"- {workaround.action.in_language(language)}: {fence}{how}{fence}" + (f" ({extra})" if extra else "")
     yield from ("", f"**{words['not']}**", "")
     for dead in entry.dead_ends:

@@ -368,9 +368,7 @@ def _expand(value: Any) -> Any:
         if "each" in value:
             return {name: item for patterns, item in value["each"] for pattern in patterns for name in _names(pattern)}
         return {key: _expand(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_expand(item) for item in value]
-    return value
+    return [_expand(item) for item in value] if isinstance(value, list) else value
 
 
 def _names(pattern: str | list[str]) -> Iterator[str]:

@@ -198,8 +198,7 @@ def is_shown_by_companion(series: str) -> bool:
 
 def ratio_instead(name: str, release: Release) -> str:
     """The PromQL quotient of two counters that takes the place of a gauge; "" where the release lacks the counters."""
-    colon = re.sub(r"^vllm[_.:]+", "vllm:", name)
-    parts = read_data("metric_roles.json")["ratios"].get(colon, ())
+    parts = read_data("metric_roles.json")["ratios"].get(re.sub(r"^vllm[_.:]+", "vllm:", name), ())
     if not parts or not exposed_names(release).issuperset(parts):
         return ""
     return " / ".join(f"rate({part}[5m])" for part in parts)

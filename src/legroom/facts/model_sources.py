@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts.bundled import (
-    Bundled,
-    bundled_config,
-    derived,
-    find,
-    hub_id_of,
-    is_misspelt,
-    mirrored,
-    named_scheme,
-    nearest,
-)
+from legroom.facts import bundled as bundled_models
 from legroom.facts.config.fields import overridden
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
@@ -52,41 +42,41 @@ def load(
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if path_exists(path):
         return _from_path(path, overrides)
-    if revision is None and (bundled := find(text)):
+    if revision is None and (bundled := bundled_models.find(text)):
         return from_bundled(bundled, text, overrides)
     _refuse_search_words(text)
     _refuse_misspelt(text)
     if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
-        if not text.endswith(".json") and (named := derived(text)):
+        if not text.endswith(".json") and (named := bundled_models.derived(text)):
             return _from_mirror(named, text, overrides)
         raise LegroomError(f"there is no file or folder {text}", f"check the path; {_nearest_hint(text)}".rstrip("; "))
-    if revision is None and (bundled := mirrored(text)):
+    if revision is None and (bundled := bundled_models.mirrored(text)):
         return _from_mirror(bundled, text, overrides)
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
         unread = error.exit_code == UNREACHABLE or not is_hub_id(text)
-        if unread and revision is None and (named := derived(text)):
+        if unread and revision is None and (named := bundled_models.derived(text)):
             return _from_mirror(named, text, overrides)
-        if revision is not None and find(text):
+        if revision is not None and bundled_models.find(text):
             error.hint = f"{text} is bundled: leave the revision out to use the bundled facts"
         raise
 
 
-def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
+def from_bundled(bundled: bundled_models.Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """The `Model` of a bundled entry, named `name` if given, its config changed by `overrides`."""
-    hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
+    hub_id, entry = name if "/" in name else bundled_models.hub_id_of(bundled, name or bundled.name), bundled.entry
 
     def build() -> Model:
         """The model from the entry's config."""
-        config = overridden(bundled_config(bundled, hub_id), overrides)
+        config = overridden(bundled_models.bundled_config(bundled, hub_id), overrides)
         model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
         return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
 
     return _bundled_models.get((entry,), (bundled.name, bundled.base, hub_id, repr(overrides)), build)
 
 
-def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
+def _from_mirror(bundled: bundled_models.Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
     """A bundled model under the mirror's name; if quantized, its unquantized modules are those usual for the method."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
@@ -99,7 +89,7 @@ def stored_as_named(model: Model) -> Model:
     scheme, name = model.quantization, model.name.lower()
     if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
         return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))
-    section = None if scheme or model.checkpoint_bytes else named_scheme(name)
+    section = None if scheme or model.checkpoint_bytes else bundled_models.named_scheme(name)
     named = quantization({**model.config, "quantization_config": section}) if section else None
     return _with_usual_exclusions(model, replace(named, named=True)) if named else model
 
@@ -124,14 +114,18 @@ def _model_of_request(name: str, given_json: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(given_json)
         model = model_from_config(overridden(config, overrides), name=name, source="the given config.json")
         return stored_as_named(replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model)
-    if not find(name):
+    if not bundled_models.find(name):
         _refuse_search_words(name)
         _refuse_misspelt(name)
-    for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
+    for read, build in (
+        (bundled_models.find, from_bundled),
+        (bundled_models.mirrored, _from_mirror),
+        (bundled_models.derived, _from_mirror),
+    ):
         if bundled := read(name):
             return build(bundled, name, overrides)
     error = _unknown_model_error(name, "is not among the models that legroom brings along")
-    error.hint = f"give its config.json; {error.hint}" if nearest(name) else "give its config.json"
+    error.hint = f"give its config.json; {error.hint}" if bundled_models.nearest(name) else "give its config.json"
     raise error
 
 
@@ -170,7 +164,7 @@ def _refuse_search_words(text: str) -> None:
 
 def _refuse_misspelt(text: str) -> None:
     """Raises LegroomError for an id that differs from a known model's by an unknown word: vLLM would not find it."""
-    if is_misspelt(text):
+    if bundled_models.is_misspelt(text):
         error = _unknown_model_error(text, "is neither a bundled model, a path, nor a Hub id (owner/name)")
         error.hint += f"; if it is a folder on the server: ./{text}"
         raise error
@@ -186,7 +180,7 @@ def _unknown_model_error(name: str, why: str) -> LegroomError:
 
 def _nearest_hint(name: str) -> str:
     """The nearest bundled models as a hint; empty where no name is similar."""
-    return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
+    return f"nearest bundled: {', '.join(bundled_models.nearest(name))}" if bundled_models.nearest(name) else ""
 
 
 def path_exists(path: Path) -> bool:

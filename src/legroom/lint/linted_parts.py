@@ -16,14 +16,7 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts import pattern, read_data
 from legroom.facts.releases import Release
-from legroom.lint.expressions import (
-    Expression,
-    dashboard_expressions,
-    manifest_queries,
-    program_series,
-    rule_expressions,
-    terraform_rules,
-)
+from legroom.lint import expressions as promql
 from legroom.lint.lint_report import Skipped
 from legroom.lint.names_in_text import SHOWN, Mistake, mistaken_names, own_options, without_other_services
 from legroom.vllm.command_line import plain_name
@@ -100,7 +93,9 @@ class NamedObject:
 class LintedPart:
     """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine | NamedAddress | NamedObject, ...] = ()
+    subjects: tuple[
+        Subject | Node | promql.Expression | UnclaimedFlags | DoubtfulLine | NamedAddress | NamedObject, ...
+    ] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part records, each with its expression."""
     is_known: bool = False
@@ -287,7 +282,7 @@ def _linted_part(part: FilePart) -> LintedPart | None:
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
-        expressions = dashboard_expressions(part.source)
+        expressions = promql.dashboard_expressions(part.source)
         if expressions is None and part.documents:
             return _linted_yaml(part)
         if expressions is None:
@@ -298,28 +293,28 @@ def _linted_part(part: FilePart) -> LintedPart | None:
     if part.kind == "yaml":
         return _linted_yaml(part)
     if part.kind == "promql":
-        return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
+        return LintedPart((promql.Expression(part.source.text, part.source.place, "panel"),))
     if part.kind == "python":
-        return LintedPart((*part.subjects, *program_series(part.source)))
+        return LintedPart((*part.subjects, *promql.program_series(part.source)))
     if part.kind == "document":
         return LintedPart(part.subjects)
     if part.kind == "text":
-        return LintedPart((*part.subjects, *terraform_rules(part.source)))
+        return LintedPart((*part.subjects, *promql.terraform_rules(part.source)))
     return LintedPart(part.subjects, is_known=part.kind not in ("env", "text") and part.is_whole)
 
 
 def _linted_yaml(part: FilePart) -> LintedPart:
     """The servers, PromQL expressions and recording rules of YAML documents."""
-    expressions: list[Expression] = []
+    expressions: list[promql.Expression] = []
     records: dict[str, str] = {}
     documents = [(document_kind(document), document) for document in part.documents]
     for kind, document in documents:
         if kind == "rules":
-            rules, recorded = rule_expressions(document)
+            rules, recorded = promql.rule_expressions(document)
             expressions += rules
             records |= recorded
         elif kind in ("kubernetes", "other"):
-            expressions += manifest_queries(document)
+            expressions += promql.manifest_queries(document)
     served = ("kubernetes", "compose", "other") if part.subjects else ("kubernetes", "compose")
     manifests = [document for kind, document in documents if kind in served]
     is_known = part.is_whole and any(kind != "other" for kind, _ in documents)

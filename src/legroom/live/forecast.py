@@ -25,11 +25,6 @@ class Trend:
     rising: float
     """Share of point pairs that rise: 0.5 for noise, 1 for a line."""
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the slope's confidence interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """The Theil-Sen trend of (time in seconds, value) points; None for fewer than three."""
@@ -47,8 +42,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     spread = 1.96 * math.sqrt(len(kept) * (len(kept) - 1) * (2 * len(kept) + 5) / 18)
     low = slopes[max(int((len(slopes) - spread) / 2), 0)]
     high = slopes[min(int((len(slopes) + spread) / 2) + 1, len(slopes) - 1)]
-    end = kept[-1][0]
-    level = statistics.median(value + slope * (end - time) for time, value in kept)
+    level = statistics.median(value + slope * (kept[-1][0] - time) for time, value in kept)
     return Trend(slope, low, high, level, sum(slope_of_pair > 0 for slope_of_pair in slopes) / len(slopes))
 
 

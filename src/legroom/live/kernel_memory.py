@@ -45,8 +45,7 @@ class Cgroup:
             path = paths.get(version)
             if path is None:
                 continue
-            inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
-            folder = Path(mount, inside)
+            folder = Path(mount, os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/"))
             if folder.joinpath(_FILES[version].current).exists():
                 return cls(str(folder), mount, version)
         return None

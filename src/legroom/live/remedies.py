@@ -47,8 +47,7 @@ class ProposedRemedy:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The recent requests of one engine. None: too few. Flags and plans are per engine: a data-parallel server has a
-    pool and a batch per engine."""
+    """The recent requests of one engine (None: too few), as flags and plans are per engine."""
 
     pool_tokens: int | None
     prompt_tokens: float | None

@@ -104,5 +104,4 @@ def try_settings(
 def _agreed(answers: list[bool | None]) -> bool | None:
     """The answer that all replays with one give; None if answers differ, or at least half of the replays have none."""
     known = {answer for answer in answers if answer is not None}
-    is_mostly_known = 2 * answers.count(None) < len(answers)
-    return known.pop() if len(known) == 1 and is_mostly_known else None
+    return known.pop() if len(known) == 1 and 2 * answers.count(None) < len(answers) else None

@@ -30,8 +30,7 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
     plain, latents = cached_by_model(_widest_outputs, model, settings.tensor_parallel_size)
     splits_latents = latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA"
-    split_width = max(plain, latents) if splits_latents else plain
-    return int(splits * sequences * split_width * FLOAT32_BYTES)
+    return int(splits * sequences * (max(plain, latents) if splits_latents else plain) * FLOAT32_BYTES)
 
 
 def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:

@@ -103,8 +103,7 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """The V1 runner's estimate (0.18+): it captures two batch sizes each of piecewise and full graphs, and counts every
-    further size like the second."""
+    """The V1 runner's estimate (0.18+): two sizes each of piecewise and full graphs, further ones like the second."""
     fit = constants()["graphs"]["estimate"]
     piecewise, full = captured_sizes(settings)
     nodes = cached_by_model(layer_nodes, model)

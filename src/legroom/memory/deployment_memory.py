@@ -108,8 +108,7 @@ def stage_layout(
     *,
     cold: bool,
 ) -> Layout:
-    """The memory layout of one pipeline stage's GPUs; figures in `seen` replace computed ones. `cold`: a first start,
-    whose compile cache is empty."""
+    """A pipeline stage's memory layout per GPU; `seen` replaces computed figures; `cold`: an empty compile cache."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)

@@ -37,28 +37,13 @@ TOTAL_TOLERANCE = 0.01
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _WEIGHTS = (
     *PARALLEL,
-    "dtype",
-    "quantization",
-    "enable_expert_parallel",
-    "enable_lora",
-    "max_loras",
-    "max_lora_rank",
-    "cpu_offload_gb",
-    "speculative_config",
-    "language_model_only",
-    "kv_cache_dtype",
+    *("dtype", "quantization", "enable_expert_parallel", "enable_lora", "max_loras", "max_lora_rank"),
+    *("cpu_offload_gb", "speculative_config", "language_model_only", "kv_cache_dtype"),
 )
 _PROFILE = (
     *_WEIGHTS,
-    "engine",
-    "runner",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enforce_eager",
-    "limit_mm_per_prompt",
-    "mm_processor_kwargs",
-    "skip_mm_profiling",
-    "attention_backend",
+    *("engine", "runner", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "limit_mm_per_prompt"),
+    *("mm_processor_kwargs", "skip_mm_profiling", "attention_backend"),
 )
 TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "weights_bytes": _WEIGHTS,

@@ -21,12 +21,8 @@ from legroom.vllm.setting_checks import RefusedByVllm
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6  # The most kinds of GPU that one server is planned for.
 _MULTI_NODE_FLAGS = (
-    "--nnodes",
-    "--node-rank",
-    "--data-parallel-address",
-    "--data-parallel-start-rank",
-    "--data-parallel-external-lb",
-    "--data-parallel-rank",
+    *("--nnodes", "--node-rank", "--data-parallel-address", "--data-parallel-start-rank"),
+    *("--data-parallel-external-lb", "--data-parallel-rank"),
 )
 """Flags of a server that spans several pods."""
 

@@ -187,8 +187,7 @@ class PlanDocument:
 
     @property
     def engines(self) -> int:
-        """Data-parallel engines behind the server's address, each with the pool of `kv`; 1 where an external load
-        balancer sees each engine as a server."""
+        """Data-parallel engines behind the address, each with the pool of `kv`; 1 with an external load balancer."""
         own_balancer = ("--data-parallel-rank", "--data-parallel-external-lb")
         if any(word.partition("=")[0] in own_balancer for word in self.command):
             return 1
@@ -247,6 +246,4 @@ def as_json(value: Any) -> Any:
         return {name: as_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(key): as_json(inner) for key, inner in value.items()}
-    if isinstance(value, (tuple, list, frozenset, set)):
-        return [as_json(inner) for inner in value]
-    return value
+    return [as_json(inner) for inner in value] if isinstance(value, (tuple, list, frozenset, set)) else value

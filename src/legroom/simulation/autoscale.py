@@ -278,11 +278,7 @@ class _Controller:
 
 
 def replay_autoscaled(
-    trace: Trace,
-    settings: SchedulerSettings,
-    cost: StepCost | None,
-    policy: ScalingPolicy,
-    progress: Progress | None = None,
+    trace: Trace, settings: SchedulerSettings, cost: StepCost | None, policy: ScalingPolicy, progress: Progress | None
 ) -> ScaledReplay:
     """Replays a trace over a fleet that `policy` scales; LegroomError if arrivals are in steps or the engine is V0."""
     trace = trace.checked()

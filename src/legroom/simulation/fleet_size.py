@@ -11,16 +11,9 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.plan import Plan, Target, cold_start, ready_command
 from legroom.planning.plan import plan as make_plan
+from legroom.simulation import flag_search as search
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.fast.rows import StepCost
-from legroom.simulation.flag_search import (
-    Candidate,
-    ReplayTask,
-    capacity_per_s,
-    fewest_replicas,
-    is_sustained,
-    replay_candidate,
-)
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 from legroom.simulation.replay_outcome import OVERLOAD_RATIO, Goal, LoadVerdict, ReplayOutcome, load_verdict, outcome_of
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -212,14 +205,14 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         flags = planned_scheduler(plan).flags
         if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
             flags = as_one_group(load.trace, flags)
-        candidate = Candidate({}, SchedulerSettings(**flags), roofline(work))
+        candidate = search.Candidate({}, SchedulerSettings(**flags), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
     return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
 
 
 def _with_replicas(
-    unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
+    unsized: SizedFleet, load: ServingLoad, candidate: search.Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
     """The fleet with low, middle and high replica counts, or why none of up to `worth_gpus` GPUs holds the load."""
     band = unsized.band
@@ -237,7 +230,9 @@ def _with_replicas(
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
     high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, per_s, middle, most)
     if high is not None and high > middle:
-        outcome = replay_candidate(ReplayTask(load.trace.checked(), load.goal, high, load.pools), candidate)
+        outcome = search.replay_candidate(
+            search.ReplayTask(load.trace.checked(), load.goal, high, load.pools), candidate
+        )
     reason = f"tight: {unsized.plan.reason}" if unsized.plan and unsized.is_tight else ""
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome, reason=reason)
 
@@ -245,11 +240,11 @@ def _with_replicas(
 def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None, band: StepBand | None = None) -> LoadVerdict:
     """The verdict on a replay that also asks whether the server keeps up with a longer load of this kind and, with a
     `band`, holds this load if steps are at their slowest."""
-    load, candidate, trace = load_verdict(timeline, goal), Candidate({}, timeline.settings, cost), timeline.trace
+    load, candidate, trace = load_verdict(timeline, goal), search.Candidate({}, timeline.settings, cost), timeline.trace
     if not load.is_held or timeline.interrupted:
         return load
     if not trace.users and load.verdict.startswith("holds"):
-        lasts = is_sustained(ReplayTask(trace, goal), candidate, outcome_of({}, [timeline], goal))
+        lasts = search.is_sustained(search.ReplayTask(trace, goal), candidate, outcome_of({}, [timeline], goal))
         load = replace(load, sustained=lasts)
     if cost is None or band is None or trace.arrives_at_once or load.sustained is False:
         return load
@@ -259,36 +254,35 @@ def lasting_verdict(timeline: Timeline, goal: Goal, cost: StepCost | None, band:
     return replace(load, slowest=(band.high, held is not None))
 
 
-def _lasting_requests_per_s(load: ServingLoad, candidate: Candidate) -> float:
+def _lasting_requests_per_s(load: ServingLoad, candidate: search.Candidate) -> float:
     """Requests per second that one replica keeps up with: its capacity, less a margin for random arrivals."""
-    task = ReplayTask(load.trace.checked(), load.goal, 1, load.pools)
-    return (1 - OVERLOAD_RATIO) * capacity_per_s(task, candidate)
+    task = search.ReplayTask(load.trace.checked(), load.goal, 1, load.pools)
+    return (1 - OVERLOAD_RATIO) * search.capacity_per_s(task, candidate)
 
 
 def _fewest_replicas(
-    load: ServingLoad, candidate: Candidate, per_s: float, least: int, most: int
+    load: ServingLoad, candidate: search.Candidate, per_s: float, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """(fewest of `least` to `most` replicas that hold the load, each getting `per_s` requests/s at most; its outcome),
-    or (None, None)."""
+    """(fewest of `least` to `most` replicas that hold `per_s` requests/s each; the outcome), or (None, None)."""
     # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
     least = max(least, ceil(load.least_requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
         """Whether so many replicas meet the goal."""
-        task = ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
-        outcome = outcomes[replicas] = replay_candidate(task, candidate)
+        task = search.ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
+        outcome = outcomes[replicas] = search.replay_candidate(task, candidate)
         is_overloaded = load.trace.users is not None and outcome.requests_per_s > replicas * per_s
         return not (outcome.rejected or is_overloaded) and load.goal.is_met(outcome)
 
-    count = fewest_replicas(is_held_by, least, min(most, len(load.trace)))
+    count = search.fewest_replicas(is_held_by, least, min(most, len(load.trace)))
     return (None, None) if count is None else (count, outcomes[count])
 
 
-def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
+def _why_no_fleet_holds(load: ServingLoad, candidate: search.Candidate, most_gpus: int) -> str:
     """Why no fleet within `most_gpus` holds the load: even a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
-    alone = replay_candidate(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
+    alone = search.replay_candidate(search.ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
     if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:
         return f"a request that is served alone waits {alone.first_token_p99:.2g} s for its first token"
     if goal.time_per_token_p99 is not None and alone.time_per_token_p99 > goal.time_per_token_p99:

@@ -153,8 +153,7 @@ class Scheduler:
         if 0 < threshold < num_new_tokens:
             num_new_tokens = threshold
         # The sampled token needs a position too.
-        room = self.settings.max_model_len - request.num_computed_tokens - 1
-        return min(num_new_tokens, budget, room)
+        return min(num_new_tokens, budget, self.settings.max_model_len - request.num_computed_tokens - 1)
 
     def finishes_in_flight(self, request: Request) -> bool:
         """Whether a scheduled step not yet run samples the request's last token, even if no draft is accepted."""

@@ -231,9 +231,7 @@ class Timeline:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile of sorted values; `share`: 0.99 for p99; 0 without values."""
-    if not values:
-        return 0
-    return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1]
+    return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1] if values else 0
 
 
 def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, float]:

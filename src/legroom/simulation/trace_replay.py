@@ -76,15 +76,13 @@ class StepByStepReplay:
     ) -> None:
         self.accepted, self.rejections = admissible_requests(trace, settings)
         self.trace, self.num_asked, self.pauses_s = trace.first_questions(self.accepted)
-        self.cost = cost
-        self.progress = progress
+        self.cost, self.progress, self.on_step = cost, progress, on_step
         self.now_s = 0.0
         self.in_flight: deque[tuple[SchedulerOutput, float]] = deque()
         self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace))
         self.settings = settings
         self.scheduler = scheduler or (SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings))
-        self.on_step = on_step
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
         self.sampler = Sampler()

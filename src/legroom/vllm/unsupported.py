@@ -5,18 +5,10 @@ dtype."""
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from legroom.facts import release_support as support
 from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_recorded, known_names
 from legroom.facts.gpus import Gpu, dotted
 from legroom.facts.model import Dense, Experts, Model, Quantization
-from legroom.facts.release_support import (
-    amd_methods,
-    is_deprecated,
-    plugin_of,
-    quantization_method,
-    quantization_methods,
-    scheme_capability,
-    supported_capabilities,
-)
 from legroom.facts.releases import Release, first_release, latest
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
@@ -51,7 +43,7 @@ def _card_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
     """A reason where the published builds have no kernels for the card; uncertain where the card is newer than they."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
-    oldest, newest = supported_capabilities(release)
+    oldest, newest = support.supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
     own = dotted(gpu.compute_capability)
     if gpu.compute_capability < oldest:
@@ -185,7 +177,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     declared = _declared_method(model)
     flag = _flag_in_force((settings.given.quantization or "").lower(), declared, model, release)
     method = _method_in_use(flag, model, gpu, release)
-    if quantization_method(method, release) is None:
+    if support.quantization_method(method, release) is None:
         yield _unknown_method(method, release)
         return
     if flag is not None and declared is not None and not _is_compatible(flag, declared, model, gpu, release):
@@ -202,7 +194,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
             "`quantization_config` is not supported"
         )
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
-    if is_deprecated(method, release) and not is_given(settings.given, "--allow-deprecated-quantization"):
+    if support.is_deprecated(method, release) and not is_given(settings.given, "--allow-deprecated-quantization"):
         yield Unsupported(
             _ID,
             f"The quantization method {method} is deprecated and will be removed in future versions of vLLM. To "
@@ -234,14 +226,16 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
     """The method of --quantization (`flag`); None if empty or if the checkpoint's (`declared`) overrides it."""
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
-    takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
+    takes_any = (
+        accepted is not None and "no_such_method" in accepted and support.quantization_method(flag, release) is None
+    )
     return None if accepted == () or declared in _RENAMED or takes_any else flag or None
 
 
 def _unknown_method(method: str, release: Release) -> Unsupported:
     """The refusal of a quantization method that the release does not have; its hint names a plugin that brings it."""
-    package = plugin_of(method, release)
-    message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
+    package = support.plugin_of(method, release)
+    message = f"Unknown quantization method: {method}. Must be one of {list(support.quantization_methods(release))}."
     if package:
         return Unsupported(_ID, message, f"install {package}, which brings {method} to vLLM {release}")
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
@@ -249,7 +243,7 @@ def _unknown_method(method: str, release: Release) -> Unsupported:
 
 def _on_unquantized(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
     """A reason where the method runs quantized checkpoints only and this one has no quant_method (`declared` None)."""
-    known = quantization_method(method, release)
+    known = support.quantization_method(method, release)
     if declared is not None or model.quantization is not None or known is None or known.of_plain == "online":
         return
     message = f"Cannot find the config file for {method}"
@@ -263,7 +257,7 @@ def _on_unquantized(method: str, declared: str | None, model: Model, release: Re
 def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A reason where the card is below the method's least compute capability, or on AMD is not supported."""
     if gpu.vendor == "amd":
-        supported = amd_methods(release)
+        supported = support.amd_methods(release)
         if supported is not None and method not in supported:
             message = f"{method} quantization is currently not supported in rocm."
             yield Unsupported(_ID, message, "use a checkpoint in a format that this release runs on AMD cards")
@@ -271,7 +265,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
     capability = _capability_as_int(gpu.compute_capability)
     if gpu.vendor != "nvidia" or not capability:
         return
-    known = quantization_method(method, release)
+    known = support.quantization_method(method, release)
     needed = known.min_capability if known else 0
     if capability < needed:
         message = (
@@ -285,7 +279,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
     """A reason where the release lacks the compressed-tensors scheme, or the card's `capability` (as 75) is too low."""
-    needed = scheme_capability(_scheme_name(scheme), release)
+    needed = support.scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."
         yield Unsupported(_ID, message, f"vLLM {release} does not read this format yet")
@@ -309,7 +303,7 @@ def _scheme_name(scheme: Quantization) -> str:
 
 def _method_in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
     """A reason where the method does not run in this dtype; `online`: it quantizes an unquantized checkpoint."""
-    known = quantization_method(method, release)
+    known = support.quantization_method(method, release)
     if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return
     names = ", ".join(f"torch.{name}" for name in known.dtypes)
@@ -415,7 +409,7 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
         return marlin
     if own == "modelopt_fp4" and release.before("0.9.0"):
         return "nvfp4"
-    return own if quantization_method(own, release) else _RENAMED.get(own, own)
+    return own if support.quantization_method(own, release) else _RENAMED.get(own, own)
 
 
 def _checkpoint_kind(declared: str, model: Model) -> str:
@@ -445,7 +439,7 @@ def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Re
 
 def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) -> bool:
     """Whether the release has the method `marlin`, such as awq_marlin, and its kernel runs the scheme on the card."""
-    known = quantization_method(marlin, release)
+    known = support.quantization_method(marlin, release)
     if known is None or gpu.vendor != "nvidia":
         # 0.14+ accepts the name on AMD cards and runs other kernels.
         return known is not None and release.at_least("0.14.0")

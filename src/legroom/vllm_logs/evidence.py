@@ -8,18 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
+from legroom.facts import log_messages as messages
 from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
-from legroom.facts.log_messages import (
-    MessagePattern,
-    Role,
-    Value,
-    covered_messages,
-    message_openings,
-    message_patterns,
-    size_bytes,
-    typed_groups,
-)
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled, escaped
 from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
@@ -56,11 +47,11 @@ class Evidence:
     """One known message in a log: its figures, line, process and time."""
 
     id: str
-    role: Role
+    role: messages.Role
     line: int
     text: str
     """The line without colours."""
-    facts: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[str, messages.Value] = field(default_factory=dict)
     phase: str | None = None
     process: str = ""
     rank: int | None = None
@@ -101,7 +92,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     is_informational = bool(_INFORMATIONAL.search(head))
     items: list[Evidence] = []
     for index in _message_pattern_set().matching(window):
-        message = message_patterns()[index]
+        message = messages.message_patterns()[index]
         match = compiled(_message_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
@@ -117,7 +108,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         before = window[max(match.start() - 100, 0) : match.start()]
         if is_prose and (_NEGATED.search(before[-12:] + match[0]) or _UNSAID.search(before)):
             continue
-        facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
+        facts = messages.typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
                 message.id,
@@ -147,14 +138,14 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
-def _is_mention(role: Role, line: LogLine, start: int) -> bool:
+def _is_mention(role: messages.Role, line: LogLine, start: int) -> bool:
     """Whether the message at column `start` is only part of a sentence or title, rather than logged there."""
     if role == "milestone":
         return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
     return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)
 
 
-def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
+def _is_about_code(message: messages.MessagePattern, line: LogLine) -> bool:
     """Whether a sentence names a function of the start-up without saying that anything failed there."""
     if line.at or line.process or line.rank is not None or not (message.phase or "").startswith("startup"):
         return False
@@ -168,7 +159,7 @@ def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
 _FEWEST_WORDS_BEFORE = 4
 """A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
-_COVERED_BY = covered_messages()  # Messages that say less than another of the same line, by the other's id.
+_COVERED_BY = messages.covered_messages()  # Messages that say less than another of the same line, by the other's id.
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""
 
@@ -176,23 +167,25 @@ _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 def is_truncated_error(message: str) -> bool:
     """Whether a message is a decisive error's text or the beginning of one (four characters or more)."""
     opening = " ".join(_NUMBER.sub("#", message).split())
-    return len(opening) >= _MIN_OPENING_CHARS and any(whole.startswith(opening) for whole in message_openings())
+    return len(opening) >= _MIN_OPENING_CHARS and any(
+        whole.startswith(opening) for whole in messages.message_openings()
+    )
 
 
 def _whole_message(error: Evidence, line: str) -> Evidence:
     """The error as the only known failure whose text begins like the cut-off `line`, with its figures; else as is."""
     given = line.partition(str(error.facts.get("type")))[2].lstrip(":( ").rstrip()
     opening = " ".join(_NUMBER.sub("#", given).split())
-    found: dict[str, tuple[MessagePattern, dict[str, Value]]] = {}
-    for whole in message_openings() if len(opening) >= _MIN_UNIQUE_CHARS else ():
+    found: dict[str, tuple[messages.MessagePattern, dict[str, messages.Value]]] = {}
+    for whole in messages.message_openings() if len(opening) >= _MIN_UNIQUE_CHARS else ():
         completed = given + whole[len(opening) :].replace("#", _MISSING)
         for index in _message_pattern_set().matching(completed) if whole.startswith(opening) else ():
-            message = message_patterns()[index]
+            message = messages.message_patterns()[index]
             match = compiled(_message_pattern(message)).search(completed)
             if match is not None and message.role == "failure":
                 groups = {name: text for name, text in match.groupdict().items() if text and _MISSING not in text}
                 cut = {name for name, text in groups.items() if given.endswith(text)}
-                facts = typed_groups({name: text for name, text in groups.items() if name not in cut})
+                facts = messages.typed_groups({name: text for name, text in groups.items() if name not in cut})
                 found.setdefault(message.id, (message, facts))
     covered = {weak for strong, weaker in _COVERED_BY.items() if strong in found for weak in weaker}
     if len(left := [pair for id_, pair in found.items() if id_ not in covered]) != 1:
@@ -206,18 +199,18 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
     sizes = []
     for text in texts:
         with suppress(ValueError, OverflowError):
-            sizes.append(size_bytes(text))
+            sizes.append(messages.size_bytes(text))
     return tuple(sizes)
 
 
 @cache
 def _message_pattern_set() -> PatternSet:
     """All message patterns as one set, with the literal text that must occur in a matching line."""
-    return PatternSet((_message_pattern(message), message.marks) for message in message_patterns())
+    return PatternSet((_message_pattern(message), message.marks) for message in messages.message_patterns())
 
 
 @cache
-def _message_pattern(message: MessagePattern) -> str:
+def _message_pattern(message: messages.MessagePattern) -> str:
     """The regular expression of a known message, or if it has none one that finds its literal texts (`marks`)."""
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)
 
@@ -259,7 +252,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     for pattern in read_data("evidence.json")["oom_parts"]:  # old and new wordings
         match = compiled(pattern).search(window)
         if match:
-            for name, value in typed_groups(match.groupdict()).items():
+            for name, value in messages.typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
     listed = tuple(compiled(read_data("evidence.json")["oom_process"]).finditer(window))

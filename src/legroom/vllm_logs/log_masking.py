@@ -39,6 +39,4 @@ def mask_log_values(value: Any) -> Any:
     if isinstance(value, dict):
         secret = {key for key, inner in value.items() if inner and _SECRET_NAME.search(str(key))}
         return {key: MASK if key in secret else mask_log_values(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [mask_log_values(inner) for inner in value]
-    return value
+    return [mask_log_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -24,15 +24,7 @@ import psutil
 from legroom import black_box
 from legroom.files import home, replace_file
 from legroom.masking import masked
-from legroom.worker import stack
-from legroom.worker.worker_memory import (
-    WorkerMemory,
-    allocator_state,
-    card_use,
-    initialized_cuda,
-    read_host_memory,
-    worker_rank,
-)
+from legroom.worker import stack, worker_memory
 
 LOG = logging.getLogger("legroom.worker")
 FOLDER = "LEGROOM_BLACKBOX_DIR"
@@ -61,7 +53,7 @@ class BlackBoxRecorder:
         self._written = 0
         self._last: tuple[float, black_box.BlackBox, Path | None] | None = None
 
-    def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
+    def add_reading(self, memory: tuple[worker_memory.WorkerMemory, ...]) -> None:
         """Keeps the first device's memory as a reading for a later black box."""
         if not memory:
             return
@@ -90,7 +82,7 @@ class BlackBoxRecorder:
     def exception(self, error: BaseException) -> None:
         """Adds the text of an out-of-memory error that vLLM logged to the record of it, or writes a new record."""
         try:
-            if worker_rank() is None:
+            if worker_memory.worker_rank() is None:
                 return  # the engine core logs its workers' errors again
             wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
             wanted_bytes, text = int(wanted[1]) if wanted else None, masked(str(error))[:_MESSAGE_CHARS]
@@ -140,7 +132,11 @@ class BlackBoxRecorder:
             self._written += 1
             self._settings = _result_or_none(stack.engine_settings, frames) or self._settings
             available = _result_or_none(lambda: int(psutil.virtual_memory().available))
-            host = _result_or_none(lambda: replace(read_host_memory(initialized_cuda()), available_bytes=available))
+            host = _result_or_none(
+                lambda: replace(
+                    worker_memory.read_host_memory(worker_memory.initialized_cuda()), available_bytes=available
+                )
+            )
             record = black_box.BlackBox(
                 round(time.time(), 3),
                 trigger,
@@ -151,10 +147,10 @@ class BlackBoxRecorder:
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
             )
-            cuda = initialized_cuda()
+            cuda = worker_memory.initialized_cuda()
             if cuda is not None:
                 number = cuda.current_device() if device is None else device
-                allocator = _result_or_none(lambda: allocator_state(cuda, number, with_blocks=True))
+                allocator = _result_or_none(lambda: worker_memory.allocator_state(cuda, number, with_blocks=True))
                 card = _card_memory(cuda, number, free_bytes, limit_bytes)
                 record = replace(record, allocator=allocator, card=card)
             path = self._write_record(record)
@@ -199,13 +195,13 @@ def _process_versions() -> black_box.WorkerProcess:
     platform = "rocm" if getattr(built_for, "hip", None) else "cuda" if getattr(built_for, "cuda", None) else "cpu"
     versions = (getattr(module, "__version__", None) for module in (vllm, torch))
     of_vllm, of_torch = (None if version is None else str(version) for version in versions)
-    return black_box.WorkerProcess(os.getpid(), worker_rank(), of_vllm, of_torch, platform)
+    return black_box.WorkerProcess(os.getpid(), worker_memory.worker_rank(), of_vllm, of_torch, platform)
 
 
 def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> black_box.CardMemory:
     """The GPU's total and free memory, this process's and others' part, and PyTorch's limit if below the total.
     `free_bytes` and `limit_bytes` are those that the allocator reported, or None."""
-    use = _result_or_none(card_use, cuda, device)
+    use = _result_or_none(worker_memory.card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     if use is None:

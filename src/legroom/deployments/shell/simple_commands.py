@@ -100,9 +100,7 @@ def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
     """(the name of the function whose definition begins here, or empty; the words after the name)."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
-    if words[0].raw.endswith("()"):
-        return words[0].text.removesuffix("()"), words[1:]
-    return "", words
+    return (words[0].text.removesuffix("()"), words[1:]) if words[0].raw.endswith("()") else ("", words)
 
 
 _ARRAY, _ARGUMENTS = pattern("simple_commands.array"), pattern("simple_commands.arguments")

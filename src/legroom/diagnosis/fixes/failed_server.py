@@ -7,14 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.fixes.failed_run import (
-    NOT_PLANNABLE,
-    Hints,
-    KnownDeployment,
-    given_deployment,
-    known_deployment,
-    plan_of_failed_run,
-)
+from legroom.diagnosis.fixes import failed_run
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
 from legroom.errors import LegroomError
 from legroom.facts.flags import default
@@ -33,26 +26,26 @@ _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 class FailedServer:
     """The server that failed, as its log, its plan and the user tell of it."""
 
-    def __init__(self, case: Case, hints: Hints | None = None) -> None:
+    def __init__(self, case: Case, hints: failed_run.Hints | None = None) -> None:
         self.case = case
-        self._hints = hints or Hints()
+        self._hints = hints or failed_run.Hints()
 
     @cached_property
-    def known(self) -> KnownDeployment:
+    def known(self) -> failed_run.KnownDeployment:
         """Model, GPU, release and flags of the failed deployment, from the log, else from the user."""
-        return known_deployment(self.case, self._hints)
+        return failed_run.known_deployment(self.case, self._hints)
 
     @cached_property
     def given_args(self) -> ServeArgs:
         """The flags exactly as typed: from the user's line, else from the log."""
         if self._hints.command:
-            return given_deployment(self._hints, self.known.release).args
+            return failed_run.given_deployment(self._hints, self.known.release).args
         return self.case.startup.args
 
     @cached_property
     def failed_plan(self) -> Plan | None:
         """The failed run as a plan; None where model or GPU is not known, or the log contradicts it."""
-        made = plan_of_failed_run(self.case, self.known)
+        made = failed_run.plan_of_failed_run(self.case, self.known)
         return None if made is not None and self.case.was_ready and not made.starts else made
 
     @cached_property
@@ -85,7 +78,7 @@ class FailedServer:
         try:
             card = self.known.gpu or known_gpu("96GiB")
             return plan(Target(self.model, card, args.gpus_needed, self.known.release), args)
-        except NOT_PLANNABLE:
+        except failed_run.NOT_PLANNABLE:
             return None
 
     @property

@@ -22,18 +22,11 @@ JOURNAL = "/root/.local/share/legroom"
 NO_KEY = "Without --api-key it answers everybody, so only this machine reaches it: set one before you open the port."
 OPEN_FILES = 65536
 _PICK_DEVICES = (
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("ZE_AFFINITY_MASK",),
 )
 _CACHES = (
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "TRANSFORMERS_CACHE",
-    "VLLM_CACHE_ROOT",
+    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "VLLM_CACHE_ROOT"),
     "XDG_CACHE_HOME",
 )
 """Cache folders of the host, which a container replaces by volumes."""
@@ -77,9 +70,7 @@ def needs_legroom(server: ExportedServer) -> bool:
 def dockerfile(server: ExportedServer) -> ExportedFile:
     """A Dockerfile that installs legroom into vLLM's image."""
     text = f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
-    text += f"# docker build -t {image(server)} .\n"
-    text += f"# {WRITTEN}\n"
-    text += f"FROM {server.image}\n"
+    text += f"# docker build -t {image(server)} .\n# {WRITTEN}\nFROM {server.image}\n"
     text += f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
     return ExportedFile("Dockerfile", text, beside=True)
 
@@ -123,8 +114,7 @@ def visible_gpu_indexes(server: ExportedServer) -> tuple[str, ...]:
 def head_comment(server: ExportedServer) -> Iterator[str]:
     """The comment lines at the top of a container file: plan, start time, host memory and left-out paths."""
     yield from plan_headline(server.plan)
-    yield f"Start: {server.times.sentence()}."
-    yield f"{server.host.sentence()}."
+    yield from (f"Start: {server.times.sentence()}.", f"{server.host.sentence()}.")
     if caches := [line.name for line in server.env if line.name in _CACHES]:
         yield f"{', '.join(caches)}: given, but left out, because a container keeps downloads and code in its volumes."
     yield from unmounted_paths_remark(server)

@@ -266,8 +266,7 @@ def host_needs_of(
         weights_bytes=plan.layout.weights_bytes,
         offloaded_bytes=offloaded // max(gpus, 1),
     )
-    given_limit = plan.host.given_bytes if plan.host else None
-    return replace(host_needs(settings), given_limit_bytes=given_limit)
+    return replace(host_needs(settings), given_limit_bytes=plan.host.given_bytes if plan.host else None)
 
 
 def _with_memory_flags(words: ServeCommand, plan: PlanDocument) -> ServeCommand:

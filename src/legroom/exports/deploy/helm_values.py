@@ -39,13 +39,8 @@ _KEYS = {
 _MOST = 999_999  # Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts.
 _OWN = frozenset(
     [
-        "--enable-prefix-caching",
-        "--no-enable-prefix-caching",
-        "--enable-chunked-prefill",
-        "--no-enable-chunked-prefill",
-        "--enable-lora",
-        "--host",
-        "--port",
+        *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill"),
+        *("--no-enable-chunked-prefill", "--enable-lora", "--host", "--port"),
     ]
 )
 """Flags that the chart writes by keys of their own."""

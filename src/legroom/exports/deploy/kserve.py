@@ -25,12 +25,7 @@ HELP = "an LLMInferenceService of KServe"
 NEEDS_PLAN = True
 _BY_KSERVE = frozenset(
     {
-        "--host",
-        "--port",
-        "--served-model-name",
-        "--tensor-parallel-size",
-        "--ssl-certfile",
-        "--ssl-keyfile",
+        *("--host", "--port", "--served-model-name", "--tensor-parallel-size", "--ssl-certfile", "--ssl-keyfile"),
         "--shutdown-timeout",
     }
 )
@@ -112,8 +107,7 @@ def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, spread:
     template: dict[str, Any] = {}
     if server.drains_itself:
         why = f"{_PRE_STOP_S} s of preStop, the drain, and {_END_S} s that the template keeps back."
-        grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
-        template["terminationGracePeriodSeconds"] = Commented(why, grace_s)
+        template["terminationGracePeriodSeconds"] = Commented(why, _PRE_STOP_S + server.times.drain_s + _END_S)
     if downloading:
         downloader = {"name": _DOWNLOADER, "env": downloading}
         template["initContainers"] = [Commented("It fetches the model, before vLLM starts.", downloader)]

@@ -22,23 +22,10 @@ _NO_PATHS = frozenset({"--root-path", "--served-model-name", "--uds"})
 """Flags whose value may begin with a slash without being a file."""
 _FROM_HERE = frozenset(
     {
-        "--chat-template",
-        "--tool-parser-plugin",
-        "--reasoning-parser-plugin",
-        "--ssl-keyfile",
-        "--ssl-certfile",
-        "--ssl-ca-certs",
-        "--log-config-file",
-        "--tokenizer",
-        "--hf-config-path",
-        "--lora-modules",
-        "--default-mm-loras",
-        "--prompt-adapters",
-        "--speculative-config",
-        "--speculative-model",
-        "--quantization-param-path",
-        "--allowed-local-media-path",
-        "--download-dir",
+        *("--chat-template", "--tool-parser-plugin", "--reasoning-parser-plugin", "--ssl-keyfile"),
+        *("--ssl-certfile", "--ssl-ca-certs", "--log-config-file", "--tokenizer", "--hf-config-path"),
+        *("--lora-modules", "--default-mm-loras", "--prompt-adapters", "--speculative-config"),
+        *("--speculative-model", "--quantization-param-path", "--allowed-local-media-path", "--download-dir"),
     }
 )
 """Flags whose relative paths depend on the working directory."""

@@ -80,10 +80,7 @@ def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
 
 def _service_section(server: ExportedServer, user: str, program_folder: str) -> Iterator[str]:
     """The lines of the unit's [Service] section: user, variables, start, stop and restart."""
-    yield "[Service]"
-    yield "Type=exec"
-    yield f"User={user}"
-    yield f"StateDirectory={server.name}"
+    yield from ("[Service]", "Type=exec", f"User={user}", f"StateDirectory={server.name}")
     cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
     yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
     yield from comment_lines(*server.remarks)
@@ -109,18 +106,13 @@ def _service_section(server: ExportedServer, user: str, program_folder: str) -> 
     elif not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
     yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed: no orphans.")
-    yield "KillMode=mixed"
-    yield "KillSignal=SIGTERM"
+    yield from ("KillMode=mixed", "KillSignal=SIGTERM")
     stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
     yield f"TimeoutStopSec={stop_s}"
     yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
-    yield "Restart=always"
-    yield f"RestartSec={_RESTART_S}"
-    yield f"LimitNOFILE={OPEN_FILES}"
+    yield from ("Restart=always", f"RestartSec={_RESTART_S}", f"LimitNOFILE={OPEN_FILES}")
     yield from comment_lines("Pinned host memory counts as locked.")
-    yield "LimitMEMLOCK=infinity"
-    yield "NoNewPrivileges=yes"
-    yield "ProtectSystem=full"
+    yield from ("LimitMEMLOCK=infinity", "NoNewPrivileges=yes", "ProtectSystem=full")
 
 
 def _exec_start(server: ExportedServer, program_folder: str) -> str:

@@ -41,9 +41,7 @@ def without_comments(value: Any) -> Any:
         return without_comments(value.value)
     if isinstance(value, Mapping):
         return {key: without_comments(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_comments(inner) for inner in value]
-    return value
+    return [without_comments(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _comment_lines(text: str, indent: int) -> list[str]:

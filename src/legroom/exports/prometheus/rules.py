@@ -152,8 +152,7 @@ def rules_text(*documents: Any) -> str:
 
     def block_scalar_if_multiline(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         """A text of several lines as a YAML block scalar, any other in the usual style."""
-        style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, block_scalar_if_multiline)
     return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)

@@ -16,23 +16,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "hidden_dim_size"),
     "num_attention_heads": ("n_head", "num_heads", "n_heads", "decoder_attention_heads"),
     "num_key_value_heads": (
-        "n_head_kv",
-        "num_kv_heads",
-        "n_kv_heads",
-        "kv_heads",
-        "multi_query_group_num",
-        "num_attention_groups",
+        *("n_head_kv", "num_kv_heads", "n_kv_heads", "kv_heads", "multi_query_group_num", "num_attention_groups"),
         "num_query_groups",
     ),
     "head_dim": ("head_size", "hidden_size_per_head", "kv_channels", "attention_head_dim", "d_kv"),
     "intermediate_size": (
-        "n_inner",
-        "ffn_dim",
-        "ffn_hidden_size",
-        "d_ff",
-        "inner_size",
-        "decoder_ffn_dim",
-        "hidden_dim",
+        *("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "inner_size", "decoder_ffn_dim", "hidden_dim"),
     ),
     "vocab_size": ("padded_vocab_size", "n_vocab"),
 }
@@ -42,15 +31,8 @@ EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts", "n_routed_experts
 """Alternative names of the expert count; a config with one of them gets no default for the others."""
 
 LENGTH_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
 """Fields from which vLLM derives max_model_len."""
 

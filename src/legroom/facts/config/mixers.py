@@ -295,9 +295,7 @@ def _default_kv_heads(config: Mapping[str, Any], heads: int) -> int:
     """KV heads without num_key_value_heads: multi-query (Falcon, StarCoder, ChatGLM), else one per attention head."""
     if config.get("multi_query_attention") and isinstance(config.get("multi_query_group_num"), int):
         return int(config["multi_query_group_num"])
-    if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        return 1
-    return heads
+    return 1 if config.get("multi_query") and not config.get("new_decoder_architecture") else heads
 
 
 def _int_of_layer(config: Mapping[str, Any], name: str, index: int) -> int | None:

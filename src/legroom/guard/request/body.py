@@ -58,8 +58,7 @@ _TRUNCATING = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per
 """Keys that let the server truncate a prompt."""
 _PREFIX_SEED_KEYS = ("model", "cache_salt", "reasoning_effort", "chat_template_kwargs")
 """Requests that differ in one of these share no prefix blocks."""
-_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_RARE = frozenset((*UNTOKENIZED, *_TRUNCATING, *_LOGPROBS))
+_RARE = frozenset((*UNTOKENIZED, *_TRUNCATING, "logprobs", "top_logprobs", "prompt_logprobs"))
 """Most requests have none of these keys, which one set operation shows."""
 
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {

@@ -135,8 +135,7 @@ def _pooling_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
-    """Prompts of scores: each right text together with the longest left one, an upper bound of its tokens; where there
-    is no right side, each left text alone."""
+    """Prompts of scores: each right text with the longest left one as a bound; without a right side, each left text."""
     first, second = _score_side_prompts(body, _SCORE_LEFT, walk), _score_side_prompts(body, _SCORE_RIGHT, walk)
     each = _prompt_of_keys(body, ("instruction", "chat_template_kwargs"))
     if not second:

@@ -43,25 +43,10 @@ class Refusal:
 
 
 REASONS = (
-    "body_too_large",
-    "body_timeout",
-    "malformed_json",
-    "prompt_too_long",
-    "output_too_long",
-    "too_many_sequences",
-    "too_many_logprobs",
-    "too_many_prompt_logprobs",
-    "too_many_media",
-    "media_too_large",
-    "remote_media",
-    "never_fits",
-    "queue_full",
-    "queue_timeout",
-    "draining",
-    "pool_unknown",
-    "upstream_down",
-    "upstream_timeout",
-    "bad_request",
+    *("body_too_large", "body_timeout", "malformed_json", "prompt_too_long", "output_too_long"),
+    *("too_many_sequences", "too_many_logprobs", "too_many_prompt_logprobs", "too_many_media", "media_too_large"),
+    *("remote_media", "never_fits", "queue_full", "queue_timeout", "draining", "pool_unknown", "upstream_down"),
+    *("upstream_timeout", "bad_request"),
 )
 """All labels of `legroom_guard_rejected_total`."""
 

@@ -30,9 +30,7 @@ class AdmissionApp:
     """Admits requests on guarded paths, answers `/-/legroom/*` and `/metrics`, and passes everything else on."""
 
     def __init__(self, app: App, admission: Admission, token: str | None) -> None:
-        self.app = app
-        self.admission = admission
-        self.token = token
+        self.app, self.admission, self.token = app, admission, token
         self._summary = ""
 
     def log_limits(self, version: str, is_known: bool) -> None:
@@ -214,8 +212,7 @@ async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) 
 
 
 def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
-    """An ASGI `receive` that returns `body`, which was read already, then the client's later messages; `pending`: the
-    message that is being received meanwhile, if any."""
+    """An ASGI `receive` of a `body` read already, then of later messages, first `pending` if one is under way."""
     bodies, messages = [body], [pending] if pending is not None else []
 
     async def replay_body() -> Message:

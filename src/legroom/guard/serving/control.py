@@ -57,8 +57,7 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
     """(status, error document in OpenAI's form)."""
-    kind = "invalid_request_error"
-    return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return status, {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 
 Status = dict[str, Any]

@@ -123,8 +123,7 @@ class Guard(AdmissionApp):
             peers.leave()
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Read the engine's limits from vLLM's configuration in this process, else from its metrics page; at most every
-        5 s, until the pool's size is known."""
+        """Read limits from vLLM's config, else its metrics page; at most every 5 s, until the pool's size is known."""
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return

@@ -80,8 +80,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """How prompts are split into blocks that requests share; None without a prefix cache, with several ranks (data
-        parallelism), or for a hybrid model."""
+        """How prompts are split into blocks to share; None without prefix cache, for several ranks or hybrid models."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None

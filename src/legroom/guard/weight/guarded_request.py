@@ -9,7 +9,7 @@ from legroom.guard.pool.projection import BlockNeed, Growth, Reservation
 from legroom.guard.request.body import Demand
 from legroom.guard.request.prefixes import CHARS_PER_TOKEN, PrefixChain
 from legroom.guard.request.prompts import Prompt
-from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
+from legroom.guard.weight.engine_limits import EngineLimits
 from legroom.guard.weight.learnt_tokens import FEWEST, LikelyLengths, ModelTokens
 
 
@@ -71,11 +71,7 @@ def weight_of(
 
 
 def need_of(
-    weight: Weight,
-    answer: LikelyLengths | None,
-    blocks: int | None,
-    sequences: int | None,
-    block_size: int = DEFAULT_BLOCK,
+    weight: Weight, answer: LikelyLengths | None, blocks: int | None, sequences: int | None, block_size: int
 ) -> BlockNeed:
     """What a request reserves in a pool of `blocks` and `sequences` (None: no limit), by the likely lengths of its
     `answer`; at its longest where `answer` is None."""

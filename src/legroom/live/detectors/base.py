@@ -82,13 +82,10 @@ class Detector(ABC):
     """How long it must not be bad before the finding ends; a threshold in seconds is the window of counted events."""
 
     def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
-        self.levels = thresholds
-        self.plan = plan
+        self.levels, self.plan = thresholds, plan
         self._bad_since_s: float | None = None
-        self._bad_scrapes = 0
         self._calm_since_s: float | None = None
-        self._calm_scrapes = 0
-        self._unknown_scrapes = 0
+        self._bad_scrapes = self._calm_scrapes = self._unknown_scrapes = 0
         self._last_s: float | None = None
         self._last_bad = GOOD
         self.is_active = False
@@ -104,8 +101,7 @@ class Detector(ABC):
 
     @property
     def warm_up_s(self) -> float:
-        """Seconds of watching after which no finding means no problem: the time that its rates and durations need, or
-        its window of counted events."""
+        """Seconds of watching after which no finding means no problem: what rates, durations and counts need."""
         return max(60.0 + self._as_hold(self.begins_after).seconds, self._as_hold(self.ends_after).seconds)
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:

@@ -17,8 +17,7 @@ class CrashLoop(Detector):
 
     def measure(self, window: Window, now_s: float) -> Condition:
         """Bad if at least `crash_restarts` starts within `crash_over_s` seconds were not requested, else good."""
-        over_s = self.levels.crash_over_s
-        starts = [time_s for time_s in window.crashes if time_s > now_s - over_s]
+        starts = [time_s for time_s in window.crashes if time_s > now_s - self.levels.crash_over_s]
         if len(starts) < self.levels.crash_restarts:
             return GOOD
         reason = f"{len(starts)} starts in {(now_s - starts[0]) / 60:.0f} min, the last {now_s - starts[-1]:.0f} s ago"

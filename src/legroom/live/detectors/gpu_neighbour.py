@@ -6,8 +6,7 @@ from legroom.units import human_bytes
 
 
 class GpuNeighbour(Detector):
-    """Other processes' bytes against their minimum since the server started. Growth that stopped 15 minutes ago is a
-    server placed there on purpose, and becomes the new minimum."""
+    """Bytes of other processes against their minimum; growth that ended 15 minutes ago becomes the new minimum."""
 
     kind = "gpu_neighbour"
     title = "Another process takes memory of the GPU"

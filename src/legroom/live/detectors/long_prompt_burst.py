@@ -1,6 +1,7 @@
 """Many prompts far longer than usual arrive together."""
 
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
+from legroom.live.metrics.sample import sum_known
 from legroom.live.metrics.window import Window, WindowStep
 
 
@@ -46,6 +47,5 @@ class LongPromptBurst(Detector):
 
 def _prompt_counts(steps: list[WindowStep]) -> tuple[float | None, float]:
     """(prompt tokens, or None where not reported; number of prompts) over these steps."""
-    shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)
-    return (sum(shown) if shown else None), count
+    return sum_known([step.total("prompt_tokens") for step in steps]), count

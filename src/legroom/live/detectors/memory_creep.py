@@ -70,7 +70,7 @@ class MemoryCreep(Detector):
         if line is None:
             return None
         per_h = line.slope * _HOUR_S
-        if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
+        if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or line.low <= 0:
             return GOOD
         reason = f"memory {label} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
         reason += f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"

@@ -14,20 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.files import store_path
-from legroom.live.journal.journal_records import (
-    OUTCOMES,
-    PLANNED,
-    STARTED,
-    UNFINISHED,
-    VERSION,
-    Action,
-    ActionStage,
-    Incident,
-    JournalUnavailable,
-    Note,
-    create_tables,
-    schema_version,
-)
+from legroom.live.journal import journal_records as records
 from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, stored_values
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
@@ -36,6 +23,8 @@ __all__ = ["Journal", "JournalPoint", "Retention", "journal_path"]
 
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
 _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
+Detail = Mapping[str, Any]
+"""Figures beside an entry, stored as JSON."""
 
 
 def journal_path() -> Path:
@@ -45,9 +34,7 @@ def journal_path() -> Path:
 
 class Journal:
     def __init__(self, db: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
-        self.path = path
-        self._db = db
-        self._clock = clock
+        self.path, self._db, self._clock = path, db, clock
         self._lock = threading.RLock()
         self._samples = SampleStore(db)
 
@@ -60,19 +47,21 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             except OSError as error:
-                raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
+                raise records.JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                if schema_version(db) == 0:
+                if records.schema_version(db) == 0:
                     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
-                version = schema_version(db)
-                if version not in (0, VERSION):
-                    age = "a newer" if version > VERSION else "an older"
+                version = records.schema_version(db)
+                if version not in (0, records.VERSION):
+                    age = "a newer" if version > records.VERSION else "an older"
                     other = f"{age} legroom (version {version} of its tables)"
-                    raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
-                create_tables(db)
+                    raise records.JournalUnavailable(
+                        f"the journal {path} was written by {other}", "name another journal"
+                    )
+                records.create_tables(db)
             except BaseException:
                 db.close()
                 raise
@@ -90,13 +79,7 @@ class Journal:
         self.close()
 
     def open_incident(
-        self,
-        server: str,
-        kind: str,
-        title: str,
-        detail: Mapping[str, Any],
-        time_s: float | None = None,
-        key: str | None = None,
+        self, server: str, kind: str, title: str, detail: Detail, time_s: float | None = None, key: str | None = None
     ) -> int:
         """Opens an incident at `time_s` or now and returns its id; if there is one with this `key`, that one's id."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
@@ -113,9 +96,7 @@ class Journal:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
 
-    def note(
-        self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
-    ) -> None:
+    def note(self, incident_id: int, text: str, detail: Detail | None = None, time_s: float | None = None) -> None:
         """Adds a note to an incident, with figures in `detail`, at `time_s` or now."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
@@ -129,7 +110,7 @@ class Journal:
 
     def incidents(
         self, since_s: float | None = None, server: str | None = None, limit: int | None = None, open_only: bool = False
-    ) -> tuple[Incident, ...]:
+    ) -> tuple[records.Incident, ...]:
         """Incidents of a server (None: of all) open at or after `since_s`, newest first, without notes and actions."""
         wanted = {
             "(closed_s IS NULL OR closed_s >= ?)": since_s,
@@ -143,56 +124,60 @@ class Journal:
             rows = db.execute(query, (*given.values(), -1 if limit is None else limit)).fetchall()
         return tuple(_incident_of_row(row) for row in rows)
 
-    def incident(self, incident_id: int) -> Incident | None:
+    def incident(self, incident_id: int) -> records.Incident | None:
         """The incident with its notes and actions; None where there is no such id."""
         with self._read_transaction() as db:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
                 return None
             select = "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id"
-            notes = tuple(Note(at_s, text, json.loads(more)) for at_s, text, more in db.execute(select, (incident_id,)))
+            notes = tuple(
+                records.Note(at_s, text, json.loads(more)) for at_s, text, more in db.execute(select, (incident_id,))
+            )
             return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
-    def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
+    def begin_action(self, incident_id: int | None, group: str, name: str, detail: Detail) -> int:
         """Records an action (`name`: `restart` ...) on a server `group` before it begins; returns the action's id."""
-        values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
+        values = (incident_id, group, name, records.PLANNED, self._given_or_now(None), _to_json_text(detail))
         columns = 'incident_id, "group", name, state, begun_s, detail'
         with self._write_transaction() as db:
             made = db.execute(f"INSERT INTO actions ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
             return int(made.lastrowid or 0)
 
-    def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
+    def reach_stage(self, action_id: int, stage: str, detail: Detail | None = None) -> None:
         """Records that an action reached a stage (such as `drained`); the first sets its state to `started`."""
         values = (action_id, self._given_or_now(None), stage, _to_json_text(detail or {}))
         with self._write_transaction() as db:
-            db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
+            db.execute(
+                "UPDATE actions SET state = ? WHERE id = ? AND state = ?", (records.STARTED, action_id, records.PLANNED)
+            )
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
-    def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
+    def finish_action(self, action_id: int, outcome: str, detail: Detail | None = None) -> None:
         """Sets (or replaces) an action's outcome and adds to its `detail`; ValueError if it is not one of OUTCOMES."""
-        if outcome not in OUTCOMES:
-            raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
+        if outcome not in records.OUTCOMES:
+            raise ValueError(f"{outcome!r} is not one of {', '.join(records.OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
         with self._write_transaction() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
             merged = {**(json.loads(row[0]) if row else {}), **masked(dict(detail or {}))}
             db.execute(update, (outcome, self._given_or_now(None), json.dumps(merged), action_id))
 
-    def unfinished_actions(self) -> tuple[Action, ...]:
+    def unfinished_actions(self) -> tuple[records.Action, ...]:
         """Actions without an outcome: they are under way, or legroom was killed during them."""
-        return self._select_actions("state IN (?, ?)", UNFINISHED)
+        return self._select_actions("state IN (?, ?)", records.UNFINISHED)
 
-    def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
+    def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[records.Action, ...]:
         """Actions that began at or after `since_s`, of one group or (None) all, oldest first."""
         if group is None:
             return self._select_actions("begun_s >= ?", (since_s,))
         return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
-    def action(self, action_id: int) -> Action | None:
+    def action(self, action_id: int) -> records.Action | None:
         """The action with its stages; None where there is no such id."""
         return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
-    def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
+    def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[records.Action, ...]:
         """Actions that match the SQL condition `where` with bound `values`, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
@@ -200,8 +185,8 @@ class Journal:
         with self._read_transaction() as db:
             for row in db.execute(query, tuple(values)).fetchall():
                 rows = db.execute(stages, row[:1])
-                reached = tuple(ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
-                actions.append(Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
+                reached = tuple(records.ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
+                actions.append(records.Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
@@ -236,7 +221,7 @@ class Journal:
     ) -> tuple[JournalPoint, ...]:
         """A server's samples from `since_s` until `until_s` or now, rolled up where they exceed `max_points`."""
         with self._read_transaction():
-            if schema_version(self._db) < VERSION:  # an old journal on a disk that cannot be written
+            if records.schema_version(self._db) < records.VERSION:  # an old journal on a disk that cannot be written
                 return ()
             return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
@@ -299,7 +284,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise JournalUnavailable(*_error_and_hint(path, error)) from error
+        raise records.JournalUnavailable(*_error_and_hint(path, error)) from error
 
 
 def is_damaged(error: BaseException | None) -> bool:
@@ -323,11 +308,13 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     return f"the journal {path} failed: {error}", ""
 
 
-def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
+def _incident_of_row(
+    row: Sequence[Any], notes: tuple[records.Note, ...] = (), actions: tuple[records.Action, ...] = ()
+) -> records.Incident:
     """The incident of a row in the column order of the incidents table's SELECT."""
-    return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
+    return records.Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 
-def _to_json_text(detail: Mapping[str, Any]) -> str:
+def _to_json_text(detail: Detail) -> str:
     """The detail as JSON text, with secrets masked."""
     return json.dumps(masked(dict(detail)), default=str)

@@ -10,12 +10,7 @@ from legroom.records import dataclass
 
 GAUGES = ("kv_use", "running", "waiting")
 COUNTERS = (
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "prompt_tokens",
-    "generation_tokens",
-    "recomputed_tokens",
+    *("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens"),
     "finished",
 )
 FIELDS = (*GAUGES, "memory_used_bytes", "num_blocks", "process_start_s", *COUNTERS)

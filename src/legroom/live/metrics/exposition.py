@@ -247,8 +247,7 @@ def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _histogram(buckets: _Buckets) -> Histogram | None:
-    """The histogram of these buckets, of a single one where only the count is known; None where the last bucket is
-    missing, counts fall or a value is NaN."""
+    """The histogram of these buckets or of a count alone; None without the last bucket, if counts fall or are NaN."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
     if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
         bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))

@@ -24,16 +24,8 @@ FailureKind = Literal[
 """Why a scrape failed."""
 
 COUNTERS = (
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "prompt_tokens",
-    "generation_tokens",
-    "cached_tokens",
-    "recomputed_tokens",
-    "finished",
-    "aborted",
-    "errored",
+    *("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "cached_tokens"),
+    *("recomputed_tokens", "finished", "aborted", "errored"),
 )
 """Counter fields of EngineSample."""
 HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
@@ -151,7 +143,7 @@ class GuardSample:
     """Turned away after the longest wait that the policy allows."""
 
 
-def _sum_known(values: list[float | None]) -> float | None:
+def sum_known(values: list[float | None]) -> float | None:
     """The sum of the values that are not None; None where all are."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -189,7 +181,7 @@ class Sample:
 
     def total(self, field: str) -> float | None:
         """The sum of the EngineSample field named `field` over all engines; None where no engine reports it."""
-        return _sum_known([getattr(engine, field) for engine in self.engines])
+        return sum_known([getattr(engine, field) for engine in self.engines])
 
     @property
     def running(self) -> float | None:
@@ -199,7 +191,7 @@ class Sample:
     @property
     def waiting(self) -> float | None:
         """Requests waiting in the engines and in the guard before them; None where neither reports them."""
-        return _sum_known([self.total("waiting"), *(guard.waiting for guard in self.guards)])
+        return sum_known([self.total("waiting"), *(guard.waiting for guard in self.guards)])
 
     @property
     def num_blocks(self) -> int | None:

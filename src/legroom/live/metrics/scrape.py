@@ -46,13 +46,11 @@ def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, headers=_ACCEPT, cookie_jar=jar, trust_env=False)
 
 
-async def scrape(
-    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
-) -> Sample:
-    """The sample in a server's /metrics, taken at `time_s` or now; raises ScrapeFailed."""
+async def scrape(session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S) -> Sample:
+    """The sample in a server's /metrics, taken now; raises ScrapeFailed."""
     body = await fetch(session, target, timeout_s)
     try:
-        return parse_sample(body, time.time() if time_s is None else time_s, target.server)
+        return parse_sample(body, time.time(), target.server)
     except NotMetrics as error:
         if b"\nlegroom_guard_upstream_up 0" in body:
             what = "`legroom run` behind the guard starts or stops the server"
@@ -62,15 +60,12 @@ async def scrape(
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 
-async def scrape_result(
-    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
-) -> ScrapeResult:
-    """The sample in a server's /metrics, taken at `time_s` or now, or the ScrapeFailure where there is none."""
+async def scrape_result(session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S) -> ScrapeResult:
+    """The sample in a server's /metrics, taken now, or the ScrapeFailure where there is none."""
     try:
-        return await scrape(session, target, timeout_s, time_s)
+        return await scrape(session, target, timeout_s)
     except ScrapeFailed as error:
-        now_s = time.time() if time_s is None else time_s
-        return ScrapeFailure(now_s, target.server, error.kind, error.message, error.under_way)
+        return ScrapeFailure(time.time(), target.server, error.kind, error.message, error.under_way)
 
 
 async def fetch(

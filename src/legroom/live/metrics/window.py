@@ -96,8 +96,7 @@ class WindowStep:
         """The sum of the EngineStep field named `field` over the engines; None where none reports it."""
         if len(self.engines) == 1:  # nearly always, in hundreds of calls per scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
-        known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
-        return sum(known) if known else None
+        return samples.sum_known([getattr(engine, field) for engine in self.engines])
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +277,7 @@ class Window:
 
     def increase(self, field: str, seconds: float) -> float | None:
         """A counter's (`field` of EngineStep) increase over the last `seconds`; None where it is not reported."""
-        grown = [value for step in self.recent(seconds) if (value := step.total(field)) is not None]
-        return sum(grown) if grown else None
+        return samples.sum_known([step.total(field) for step in self.recent(seconds)])
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
         """A counter's (`field` of EngineStep) increase per second over the last `seconds`; None if not reported."""

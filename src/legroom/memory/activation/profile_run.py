@@ -311,8 +311,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         return Sampling(logits * width * copies, 0, "sequences x vocabulary; this runner profiles no sampler")
     if settings.engine == "V1" and release.at_least("0.17.0") and sequences >= 8:
         scratch = scratch_rows(gpu, sequences) * model.vocab_size * FLOAT32_BYTES
-        rejecting = settings.num_speculative_tokens > 0
-        each = (_REJECTING if rejecting else _MASKING) + width
+        each = (_REJECTING if settings.num_speculative_tokens > 0 else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
     each = (_SORTING_TOGETHER if 1 < sequences < 128 else _SORTING) + width
     masking = logits * (_MASKING + width)

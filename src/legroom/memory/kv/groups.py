@@ -7,21 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.facts.releases import Release
-from legroom.memory.kv.specs import (
-    AttentionSpec,
-    CacheSpec,
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LatentSpec,
-    LatentWindowSpec,
-    SlidingWindowSpec,
-    StateSpec,
-)
+from legroom.memory.kv import specs as kv
 from legroom.memory.layout import check_text
 from legroom.records import dataclass
 from legroom.units import cdiv
 
-Specs = Mapping[str, CacheSpec]
+Specs = Mapping[str, kv.CacheSpec]
 
 
 class UnsupportedCache(Exception):
@@ -33,10 +24,10 @@ class CacheGroup:
     """Layers with one block table. `specs` holds one spec per layer."""
 
     layers: tuple[str, ...]
-    specs: tuple[CacheSpec, ...]
+    specs: tuple[kv.CacheSpec, ...]
 
     @property
-    def spec(self) -> CacheSpec:
+    def spec(self) -> kv.CacheSpec:
         """The first layer's spec, which stands for all layers of the group."""
         return self.specs[0]
 
@@ -106,9 +97,9 @@ def _is_one_type(specs: Specs, release: Release) -> bool:
     return release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1
 
 
-def promoted(specs: Specs) -> dict[str, CacheSpec]:
+def promoted(specs: Specs) -> dict[str, kv.CacheSpec]:
     """The specs with window and chunk layers counted as full attention; unchanged where no layer has full attention."""
-    full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
+    full = [spec for spec in specs.values() if isinstance(spec, kv.FullAttentionSpec)]
     if not full:
         return dict(specs)
     block_sizes = {spec.block_size for spec in full}
@@ -116,15 +107,15 @@ def promoted(specs: Specs) -> dict[str, CacheSpec]:
     return {name: _as_full_attention(spec, block_size or spec.block_size) for name, spec in specs.items()}
 
 
-def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
+def _as_full_attention(spec: kv.CacheSpec, block_size: int) -> kv.CacheSpec:
     """A sliding-window or chunked spec as a full-attention spec that notes the window or chunk; others unchanged."""
-    if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
+    if not isinstance(spec, kv.SlidingWindowSpec | kv.ChunkedLocalSpec):
         return spec
     heads = (spec.kv_heads, spec.head_dim, spec.v_head_dim)
     page = (block_size, *heads, spec.token_bytes, spec.padded_bytes, spec.tokens_per_state)
-    if isinstance(spec, ChunkedLocalSpec):
-        return FullAttentionSpec(*page, chunk=spec.chunk)
-    full = LatentSpec if isinstance(spec, LatentWindowSpec) else FullAttentionSpec
+    if isinstance(spec, kv.ChunkedLocalSpec):
+        return kv.FullAttentionSpec(*page, chunk=spec.chunk)
+    full = kv.LatentSpec if isinstance(spec, kv.LatentWindowSpec) else kv.FullAttentionSpec
     return full(*page, window=spec.window)
 
 
@@ -136,22 +127,26 @@ def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
 def _latent_beside_window(specs: Specs) -> bool:
     """Whether the layers mix MLA with sliding windows of plain KV heads, and none has latent windows or chunks."""
     kinds = {type(spec) for spec in specs.values()}
-    return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
+    return (
+        kv.LatentSpec in kinds
+        and kv.SlidingWindowSpec in kinds
+        and not kinds & {kv.LatentWindowSpec, kv.ChunkedLocalSpec}
+    )
 
 
-def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
+def _with_page_bytes(name: str, spec: kv.CacheSpec, largest: int, release: Release) -> kv.CacheSpec:
     """The spec of layer `name` with pages of `largest` bytes, by a larger block or padding; else UnsupportedCache."""
     page = spec.page_bytes
     if page == largest:
         return spec
     if release.before("0.12.0"):
         raise UnsupportedCache("")  # an assertion without words
-    if isinstance(spec, StateSpec) and release.at_least("0.26.0"):
+    if isinstance(spec, kv.StateSpec) and release.at_least("0.26.0"):
         return replace(spec, padded_bytes=largest)
     if largest % page == 0:
         return spec.with_block_size(spec.block_size * (largest // page))
-    latent = isinstance(spec, LatentSpec | LatentWindowSpec)
-    if isinstance(spec, AttentionSpec) and release.at_least("0.24.0") and not latent:
+    latent = isinstance(spec, kv.LatentSpec | kv.LatentWindowSpec)
+    if isinstance(spec, kv.AttentionSpec) and release.at_least("0.24.0") and not latent:
         return replace(spec, padded_bytes=largest)
     raise UnsupportedCache(check_text("page_sizes", release, layer=name))
 
@@ -177,7 +172,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     def is_state(index: int) -> bool:
         """Whether the bucket of this index holds recurrent states, or windows that vLLM splits like states."""
         first = specs[buckets[index][0]]
-        return isinstance(first, StateSpec) or (per_group is None and isinstance(first, SlidingWindowSpec))
+        return isinstance(first, kv.StateSpec) or (per_group is None and isinstance(first, kv.SlidingWindowSpec))
 
     def widest(index: int, number: int) -> int:
         """Bytes per block of the largest group if the bucket of this index is split into `number` groups."""

@@ -168,8 +168,7 @@ def _failed_check(
     """The first KV cache check that fails for a request of `length` tokens and a pool of `blocks`, or None."""
     if settings.auto_fit_len and length <= 0:
         needed = max(shape.needed_bytes(1, stage) for stage in range(len(stage_bytes)))
-        text = check_text("auto_fit", shape.release)
-        return Failure("no_cache_blocks", text, needed, min(stage_bytes), 0)
+        return Failure("no_cache_blocks", check_text("auto_fit", shape.release), needed, min(stage_bytes), 0)
     if shape.engine == "V0":
         return _v0_failure(shape, settings, stage_bytes, blocks)
     stages = [(stage, bytes_) for stage, bytes_ in enumerate(stage_bytes) if shape.stages[stage].specs]

@@ -6,23 +6,8 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
 from legroom.memory.dtypes import dtype_bytes, head_token_bytes, latent_token_bytes
-from legroom.memory.kv.attention_backend import (
-    aligned_block_size,
-    block_size_before_alignment,
-    keeps_boundary_layers,
-    state_cache_mode,
-)
-from legroom.memory.kv.specs import (
-    CacheSpec,
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LatentSpec,
-    LatentWindowSpec,
-    SlidingWindowSpec,
-    StateSpec,
-    align_page,
-)
+from legroom.memory.kv import attention_backend as backends
+from legroom.memory.kv import specs as kv
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.module import share
 from legroom.records import dataclass
@@ -48,10 +33,10 @@ class _Deployment:
     kv_cache_dtype: str
 
 
-def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> dict[str, CacheSpec]:
+def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> dict[str, kv.CacheSpec]:
     """The spec of every layer of one stage by layer name, in the model's order; draft layers come last."""
     deployment = _deployment(model, settings, gpu)
-    specs: dict[str, CacheSpec] = {}
+    specs: dict[str, kv.CacheSpec] = {}
     boundary = _boundary_layers(model, settings)
     unpacked = replace(deployment, kv_cache_dtype="auto")
     for index in stage_range(len(model.layers), settings, pp_rank):
@@ -68,7 +53,7 @@ def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
 
 def _boundary_layers(model: Model, settings: EngineSettings) -> frozenset[int]:
     """Indices of the first and last two layers, if a packed KV cache leaves them in the model's dtype; else empty."""
-    if not keeps_boundary_layers(model, settings):
+    if not backends.keeps_boundary_layers(model, settings):
         return frozenset()
     last = len(model.layers)
     number = min(2, last // 2)
@@ -100,15 +85,15 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
 def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment:
     """What the cache specs of all layers share: block size, KV dtype, state mode and padding, tokens in one step."""
     batches = settings.max_concurrent_batches if settings.release.at_least("0.26.0") else 1
-    size = block_size_before_alignment(model, settings, gpu)
-    mode = state_cache_mode(model, settings)
+    size = backends.block_size_before_alignment(model, settings, gpu)
+    mode = backends.state_cache_mode(model, settings)
     padding = None
     states = recurrent(layer.mixer for layer in model.distinct_layers)
     mixers = (mixer for layer in model.distinct_layers for mixer in (layer.mixer, *layer.also))
     token_bytes = next(filter(None, (_token_bytes(mixer, settings) for mixer in mixers)), 0)
     if states and token_bytes:
         largest = max(_state_bytes(mixer, model, settings) for mixer in states)
-        size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
+        size = backends.aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
         padding = size * token_bytes if settings.release.at_least("0.10.0") else None
     # V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision.
     ignored = model.architecture == "FalconForCausalLM" and settings.engine == "V1"
@@ -132,7 +117,7 @@ def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
     return max(1, mixer.kv_heads // settings.tensor_parallel_size)
 
 
-def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, kv.CacheSpec]:
     """The cache specs of a mixer by cache name, with its indexer's if it has one; empty where it stores no KV."""
     if isinstance(mixer, StateSpace):
         settings, release = deployment.settings, deployment.release
@@ -141,19 +126,19 @@ def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, 
         whole = settings.given.mamba_block_size or WHOLE_REQUEST
         block = whole if deployment.state_mode == "none" else deployment.block_size
         blocks, per_length = _state_blocks(mixer, deployment.state_mode, settings.num_speculative_tokens, release)
-        return {name: StateSpec(block, size, blocks, per_length, padded, mixer.kind)}
+        return {name: kv.StateSpec(block, size, blocks, per_length, padded, mixer.kind)}
     if isinstance(mixer, LatentAttention):
         return _latent_specs(mixer, name, deployment)
     if mixer.shares_kv or (not mixer.causal and not mixer.cross):
         return {}
-    specs: dict[str, CacheSpec] = {name: _attention_spec(mixer, deployment)}
+    specs: dict[str, kv.CacheSpec] = {name: _attention_spec(mixer, deployment)}
     if mixer.index_head_dim:
         width = mixer.index_head_dim * 2  # MiniMax-M3: a bfloat16 index key per token, on every rank
-        specs[f"{name}.index"] = LatentSpec(deployment.block_size, 1, mixer.index_head_dim, 0, width, role="indexer")
+        specs[f"{name}.index"] = kv.LatentSpec(deployment.block_size, 1, mixer.index_head_dim, 0, width, role="indexer")
     return specs
 
 
-def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
+def _attention_spec(mixer: Attention, deployment: _Deployment) -> kv.CacheSpec:
     """The cache spec of an attention layer on one rank: full, sliding-window, chunked, or cross-attention."""
     settings = deployment.settings
     heads = _kv_heads(mixer, settings)
@@ -172,13 +157,15 @@ def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
         budget = settings.max_num_batched_tokens
         if deployment.release.before("0.11.0"):
             budget = int(deployment.model.config.get("max_source_positions") or budget)
-        return CrossAttentionSpec(*page, encoder_tokens=budget)
+        return kv.CrossAttentionSpec(*page, encoder_tokens=budget)
     in_flight = {"in_flight_tokens": deployment.in_flight_tokens}
     if mixer.window is not None:
-        return SlidingWindowSpec(*page, window=mixer.window, retained_tokens=_retained_tokens(deployment), **in_flight)
+        return kv.SlidingWindowSpec(
+            *page, window=mixer.window, retained_tokens=_retained_tokens(deployment), **in_flight
+        )
     if mixer.chunk is not None and deployment.release.at_least("0.10.0"):
-        return ChunkedLocalSpec(*page, chunk=mixer.chunk, **in_flight)
-    return FullAttentionSpec(*page, context_shards=context_shards(settings))
+        return kv.ChunkedLocalSpec(*page, chunk=mixer.chunk, **in_flight)
+    return kv.FullAttentionSpec(*page, context_shards=context_shards(settings))
 
 
 def context_shards(settings: EngineSettings) -> int:
@@ -197,7 +184,7 @@ def _retained_tokens(deployment: _Deployment) -> int:
     return max(0, deployment.settings.num_speculative_tokens - 1) if predicts_itself(method) else 0
 
 
-def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, kv.CacheSpec]:
     """The cache specs of an MLA layer by name: its own and, if any, its indexer's; with a window DeepSeek-V4's."""
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)
@@ -213,10 +200,12 @@ def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) ->
         token_bytes = -(-token_bytes // 256) * 256  # entries were padded to 256 bytes then
     size, shards = deployment.block_size, context_shards(settings)
     leads = bool(mixer.index_head_dim) and deployment.release.at_least("0.31.0")
-    specs: dict[str, CacheSpec] = {name: LatentSpec(size, 1, width, 0, token_bytes, context_shards=shards, leads=leads)}
+    specs: dict[str, kv.CacheSpec] = {
+        name: kv.LatentSpec(size, 1, width, 0, token_bytes, context_shards=shards, leads=leads)
+    }
     if mixer.index_head_dim:
         index = _index_key_bytes(mixer)
-        specs[f"{name}.index"] = LatentSpec(size, 1, index, 0, index, context_shards=shards, role="indexer")
+        specs[f"{name}.index"] = kv.LatentSpec(size, 1, index, 0, index, context_shards=shards, role="indexer")
     return specs
 
 
@@ -225,7 +214,7 @@ def _index_key_bytes(mixer: LatentAttention) -> int:
     return mixer.index_head_dim + mixer.index_head_dim // 128 * 4
 
 
-def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:
+def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> kv.FullAttentionSpec:
     """The cache spec of MLA cached as full heads, not as latents; up to 0.7.0 heads of 192 are padded to 256."""
     head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
     if deployment.release.before("0.7.1"):
@@ -233,10 +222,10 @@ def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAtten
     heads = max(1, mixer.heads // deployment.settings.tensor_parallel_size)
     settings = deployment.settings
     token_bytes = heads * head_token_bytes(head_dim, head_dim, settings.kv_cache_dtype, settings.dtype)
-    return FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
+    return kv.FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
 
 
-def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment) -> dict[str, CacheSpec]:
+def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment) -> dict[str, kv.CacheSpec]:
     """DeepSeek-V4's cache specs by name: a window of latents; if the layer compresses, its compressor's state and the
     compressed latents; if it has an indexer too, that compressor's state and the index: one, three or five."""
     packed = deployment.settings.kv_cache_dtype in ("auto", "fp8", "fp8_ds_mla", "fp8_e4m3")
@@ -244,18 +233,18 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     settings, width = deployment.settings, mixer.latent_width
     token_bytes = 584 if packed else latent_token_bytes(width, settings.kv_cache_dtype, settings.dtype)
 
-    def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
+    def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> kv.LatentWindowSpec:
         """A cache of the last `span` tokens, `row_bytes` each, in blocks of `block` tokens."""
-        page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
+        page = (block, 1, head_dim, 0, row_bytes, kv.align_page(row_bytes, block, alignment))
         kept = {"in_flight_tokens": deployment.in_flight_tokens, "retained_tokens": _retained_tokens(deployment)}
-        return LatentWindowSpec(*page, window=span, **kept)
+        return kv.LatentWindowSpec(*page, window=span, **kept)
 
-    def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
+    def compressed(head_dim: int, row_bytes: int, role: str) -> kv.LatentSpec:
         """A cache of one row of `row_bytes` per `compress_ratio` tokens; `role`: its name in the arithmetic's text."""
-        padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
-        return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
+        padded = kv.align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
+        return kv.LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
 
-    specs: dict[str, CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, mixer.window or 0)}
+    specs: dict[str, kv.CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, mixer.window or 0)}
     if mixer.compress_ratio > 1:
         overlap = 2 if mixer.compress_ratio == 4 else 1
         block = 4 if mixer.compress_ratio == 4 else 8

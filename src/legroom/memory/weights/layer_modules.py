@@ -136,8 +136,7 @@ def _compressed_latent(mixer: facts.LatentAttention, hidden: int, ranks: Ranks) 
         projection("attn.wo_b", hidden, outputs),
     ]
     if mixer.index_head_dim:
-        queries = mixer.index_heads * mixer.index_head_dim
-        out.append(projection("attn.indexer.wq_b", queries, rank))
+        out.append(projection("attn.indexer.wq_b", mixer.index_heads * mixer.index_head_dim, rank))
         out.append(Module("attention", "attn.indexer.weights_proj", mixer.index_heads, hidden))
         out += _compressor("attn.indexer.compressor", mixer.compress_ratio, mixer.index_head_dim, hidden)
     if mixer.compress_ratio:

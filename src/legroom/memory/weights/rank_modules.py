@@ -152,8 +152,7 @@ def _draft_weights(build: _Build) -> Iterator[StoredModule]:
 def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
     """The stored weights of one rank without draft model and adapters, in the order of loading."""
     context = build.context
-    before = (*encoder_modules(build.model, build.settings, build.ranks.tensor),)
-    stored = _stored_alike(before, context)
+    stored = _stored_alike((*encoder_modules(build.model, build.settings, build.ranks.tensor),), context)
     stored += [
         StoredModule(each, storage(each, build.schemes.of(each, 0), context)) for each in _seq2seq_encoder(build)
     ]

@@ -166,8 +166,7 @@ def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
 
 
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Allocations and frees after `_awq_to_standard` that repack tensors of these bytes for Machete, which stores zero
-    points as 16-bit numbers times the scales."""
+    """Steps after `_awq_to_standard` for Machete, which stores zero points as 16-bit numbers times the scales."""
     return (weight, weight, ~14, ~7, 8 * zeros, scales, scales, scales, ~18, ~17, ~16, ~13)
 
 
@@ -224,8 +223,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         # Marlin needs a 16-bit scale for every output and 128 inputs.
         return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))
     if scheme.strategy == "channel":
-        scales = copies * module.outputs * FLOAT32_BYTES
-        return Storage((weight, scales))
+        return Storage((weight, copies * module.outputs * FLOAT32_BYTES))
     activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
     if scheme.online:
         steps = (weight, copies * FLOAT32_BYTES, ~0)
@@ -329,11 +327,6 @@ def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext)
     return Storage((module.elements // 2, scales))
 
 
-def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """GGUF's tensors: blocks of 32 weights, each with a 16-bit scale."""
-    return Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,))
-
-
 def _int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """experts_int8 and 8-bit bitsandbytes: a byte per weight and a float32 scale per output."""
     return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
@@ -349,6 +342,7 @@ _METHODS: dict[str, Callable[[Module, Quantization, StorageContext], Storage]] =
     "mxfp4": _mxfp4,
     "mxfp4_linear": _grouped_float,
     "bitsandbytes": _bitsandbytes,
-    "gguf": _gguf,
+    # Blocks of 32 weights, each with a 16-bit scale.
+    "gguf": lambda module, scheme, _: Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,)),
     "experts_int8": _int8,
 }

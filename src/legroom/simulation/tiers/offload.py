@@ -32,8 +32,7 @@ class TransferPlan:
 
 
 class TransferWorker:
-    """The worker side of vLLM's offloading connector. A store is submitted with the next step, so that it does not
-    delay the sampled tokens."""
+    """The worker side of vLLM's offloading connector. Stores wait for the next step, not to delay sampled tokens."""
 
     def __init__(self, settings: TierSettings) -> None:
         self.store_link = Link[TransferJob](settings.store_s_per_block)

@@ -74,9 +74,4 @@ def _timestamp_s(text: str) -> float:
 
 
 AZURE = CsvFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _timestamp_s, "{!r} is not a date and time", False)
-BURSTGPT = CsvFormat(
-    ("Timestamp", "Request tokens", "Response tokens"),
-    float,
-    "Timestamp is {!r}, not seconds",
-    skips_empty_outputs=True,
-)
+BURSTGPT = CsvFormat(("Timestamp", "Request tokens", "Response tokens"), float, "Timestamp is {!r}, not seconds", True)

@@ -20,11 +20,7 @@ from legroom.records import dataclass
 
 _PER_POD_FLAGS = frozenset(
     {
-        "--node-rank",
-        "--master-addr",
-        "--headless",
-        "--data-parallel-address",
-        "--data-parallel-start-rank",
+        *("--node-rank", "--master-addr", "--headless", "--data-parallel-address", "--data-parallel-start-rank"),
         "--data-parallel-rank",
     }
 )

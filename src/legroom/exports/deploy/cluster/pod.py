@@ -118,11 +118,11 @@ def node_selector(server: ExportedServer) -> dict[str, Any]:
 def pod_spec(
     server: ExportedServer,
     settings: ClusterSettings,
-    main_container: dict[str, Any] | None = None,
+    main: dict[str, Any] | None = None,
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The spec of a pod; `main_container`: by default vLLM's; `takes_requests` False: it serves no HTTP."""
+    """The spec of a pod; `main`: its first container, by default vLLM's; `takes_requests` False: it serves no HTTP."""
     links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
     grace_s, hook_s = pre_stop_s(server) + server.times.stop_s, pre_stop_s(server, takes_requests=takes_requests)
     after = "the drain and the teardown" if hook_s == pre_stop_s(server) else "the teardown"
@@ -141,7 +141,7 @@ def pod_spec(
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
     pod |= node_selector(server)
     sidecar = [_sidecar_container(server, settings)] if server.options.sidecar else []
-    pod["containers"] = [main_container or container(server, settings), *sidecar]
+    pod["containers"] = [main or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
     return pod
 
@@ -258,8 +258,7 @@ def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
 def pre_stop_s(server: ExportedServer, *, takes_requests: bool = True) -> int:
     """Most seconds of the preStop hook; unless the pod `takes_requests`, it includes vLLM's own drain time, if any."""
     drains_here = server.options.guard or not server.drains_itself
-    drains = drains_here + (server.drains_itself and not takes_requests)
-    return ENDPOINT_S + server.times.drain_s * drains
+    return ENDPOINT_S + server.times.drain_s * (drains_here + (server.drains_itself and not takes_requests))
 
 
 def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
