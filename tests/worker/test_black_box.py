@@ -313,7 +313,7 @@ def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
 
 
 def test_the_limit_of_torch_is_told_where_the_driver_tells_nothing(worker, monkeypatch):
-    monkeypatch.setattr(recorder, "card_use", lambda cuda, device: 1 / 0)
+    monkeypatch.setattr(recorder.worker_memory, "card_use", lambda cuda, device: 1 / 0)
     BlackBoxRecorder().out_of_memory(0, 2 * GIB, 40 * GIB, GIB // 2)
     (record,) = written(worker)
     assert record.card.limit_bytes == 40 * GIB

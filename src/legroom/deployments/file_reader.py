@@ -51,8 +51,7 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     hidden = min(images) if is_hidden else ""
     if not is_named and not images and kind != "document" and "vllm" in text:
         of_images = releases_beside(Path(path))
-    source = Text(path, as_shell(path, text))
-    for part in _parts_of_text(kind, source, release):
+    for part in _parts_of_text(kind, Text(path, as_shell(path, text)), release):
         subjects = change_servers(part.subjects, lambda server: with_release(server, installs, of_images, kind))
         if part.is_template:
             subjects = change_servers(subjects, lambda server: replace(server, is_release_assumed=True))

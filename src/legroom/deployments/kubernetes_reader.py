@@ -198,8 +198,7 @@ def container_servers(
 def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Subject]:
     """The servers and commands in scripts of `["sh", "-c", "vllm serve ..."]`; `env`: variables, `runs`: by what."""
     for item in node.list() or ([node] if node.scalar else []):
-        text = item.scalar or ""
-        if any(character.isspace() for character in text.strip()):
+        if any(character.isspace() for character in (item.scalar or "").strip()):
             yield from script_subjects(item.inner(), runs, env_with_places(env, item.source.place))
 
 

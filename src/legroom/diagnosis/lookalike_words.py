@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping
 from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts import read_data
+from legroom.facts import release_support as support
 from legroom.facts.diagnosis_texts import package_of
 from legroom.facts.log_messages import Value
-from legroom.facts.release_support import (
-    build_of,
-    builds,
-    driver_is_older,
-    first_build_with,
-    last_build_with,
-    newest_build_for_driver,
-)
 from legroom.facts.releases import first_release, known_releases, release
 from legroom.isolation import is_local_model
 from legroom.vllm_logs.evidence import Evidence
@@ -171,19 +164,19 @@ def _driver_why(line: MatchedLine) -> str:
     shown = f" The log shows driver {have}." if have else ""
     if not line.planner.known.release_known:
         return shown
-    build = build_of(line.planner.known.release)
+    build = support.build_of(line.planner.known.release)
     return f"{shown} vLLM {line.planner.known.release.version} is built with CUDA {build.cuda}."
 
 
 def _driver_step(line: MatchedLine) -> str:
     """The oldest driver that the release's CUDA version accepts."""
     if not line.planner.known.release_known:
-        oldest = {build.cuda: build.oldest_driver for build in builds()}
+        oldest = {build.cuda: build.oldest_driver for build in support.builds()}
         needs = ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(oldest.items()))
         return f"upgrade the NVIDIA driver on the host: {needs}"
-    build, have = build_of(line.planner.known.release), _logged_driver(line.planner)
+    build, have = support.build_of(line.planner.known.release), _logged_driver(line.planner)
     oldest_driver, is_old = build.oldest_driver, line.evidence.id == "driver_old"
-    if is_old and have and oldest_driver and not driver_is_older(have, oldest_driver):
+    if is_old and have and oldest_driver and not support.driver_is_older(have, oldest_driver):
         return reason("driver_is_new", {"have": have, "cuda": build.cuda})
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
 
@@ -191,9 +184,9 @@ def _driver_step(line: MatchedLine) -> str:
 def _older_build_step(line: MatchedLine) -> str:
     """The last release whose CUDA version the logged driver accepts, else where to find builds for an older CUDA."""
     have, known = _logged_driver(line.planner), line.planner.known
-    own = build_of(known.release)
-    if have and own.oldest_driver and driver_is_older(have, own.oldest_driver):
-        fits = newest_build_for_driver(have, known.release)
+    own = support.build_of(known.release)
+    if have and own.oldest_driver and support.driver_is_older(have, own.oldest_driver):
+        fits = support.newest_build_for_driver(have, known.release)
         if fits is not None:
             last = _last_release_of_build(fits.since)
             return f"driver {have} serves CUDA {fits.cuda}: vLLM {last} is the last release built with it"
@@ -204,7 +197,7 @@ def _older_build_step(line: MatchedLine) -> str:
 
 def _last_release_of_build(since: str) -> str:
     """The last release built with the same CUDA version as the release `since`."""
-    later = next((build.since for build in builds() if release(build.since).after(since)), None)
+    later = next((build.since for build in support.builds() if release(build.since).after(since)), None)
     return [version for version in known_releases() if later is None or release(version).before(later)][-1]
 
 
@@ -222,7 +215,9 @@ def _unsupported_capability_why(line: MatchedLine) -> str:
     card = f" {known.gpu.name} is of compute capability {capability[0]}.{capability[1]}"
     if not known.release_known:
         return f"{card}."
-    return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
+    return (
+        f"{card}; vLLM {known.release.version} is built for {', '.join(support.build_of(known.release).capabilities)}."
+    )
 
 
 _AMD_TARGET = re.compile(r"\bgfx\d{3,4}[a-f]?\b")
@@ -235,7 +230,7 @@ def _no_kernel_image_why(line: MatchedLine) -> str:
     capability = _capability(line.planner)
     if capability == (0, 0):
         return reason("kernels_by_generation")
-    if first_build_with(capability) is None:
+    if support.first_build_with(capability) is None:
         return "No release's wheels have kernels for this card."
     return "Take a release whose wheels have kernels for this card."
 
@@ -247,7 +242,7 @@ def _releases_by_capability() -> str:
     """What to install on cards that only some releases have kernels for."""
     parts = []
     for capability in _NOT_IN_EVERY_BUILD:
-        first, last = first_build_with(capability), last_build_with(capability)
+        first, last = support.first_build_with(capability), support.last_build_with(capability)
         if first is not None and last is not None:
             build, after = last
             version = f"=={_last_release_of_build(build.since)}" if after is not None else f">={first.since}"
@@ -261,14 +256,14 @@ def _no_kernel_image_step(line: MatchedLine) -> str:
         return reason("build_for_amd", {"target": target[0]})
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
-    last = last_build_with(capability) if capability != (0, 0) else None
+    last = support.last_build_with(capability) if capability != (0, 0) else None
     if capability == (0, 0):
         others = source.format("MAJOR.MINOR").removeprefix("or ")
         return reason("build_by_generation", {"releases": _releases_by_capability(), "others": others})
     if last is None:
         return source.format(f"{capability[0]}.{capability[1]}").removeprefix("or ")
     build, after = last
-    first = first_build_with(capability)
+    first = support.first_build_with(capability)
     text = source.format(f"{capability[0]}.{capability[1]}")
     if after is not None:
         return f"pip install 'vllm=={_last_release_of_build(build.since)}' (the last with kernels for it), {text}"

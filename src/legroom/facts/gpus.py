@@ -89,14 +89,13 @@ class Gpu:
 
     def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
         """The entry of `legroom gpus --json`; `spellings`: the card's other names."""
-        known = any(self.compute_capability)
         return {
             "name": self.name,
             "write": list(spellings),
             "vendor": self.vendor,
             "total_bytes": self.total_bytes,
             "bandwidth_bytes_s": self.bandwidth_bytes_s,
-            "compute_capability": dotted(self.compute_capability) if known else None,
+            "compute_capability": dotted(self.compute_capability) if any(self.compute_capability) else None,
             "unified_memory": self.unified,
             "source": self.source,
         }

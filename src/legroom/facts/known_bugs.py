@@ -51,8 +51,7 @@ class KnownBug:
         if self.start is None or self._is_worked_around(args):
             return False
         wanted = dict(self.start)
-        wire = wanted.pop("interconnect", interconnect)
-        return wire == interconnect and all(
+        return wanted.pop("interconnect", interconnect) == interconnect and all(
             _matches_setting(getattr(args, name, None), word) for name, word in wanted.items()
         )
 

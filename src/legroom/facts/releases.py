@@ -154,8 +154,7 @@ def release(version: str) -> Release:
 def nearest_release(version: str) -> Release:
     """Like `release`; a version older than every known one becomes the oldest, and the result's `note` says so."""
     oldest = known_releases()[0]
-    parsed = _VERSION.fullmatch(version.strip().lower())
-    if parsed is None or _sort_key(version) >= _sort_key(oldest):
+    if _VERSION.fullmatch(version.strip().lower()) is None or _sort_key(version) >= _sort_key(oldest):
         return release(version)
     return Release(oldest, version.strip(), f"vLLM {version} is older than legroom's facts; those of {oldest} apply")
 

@@ -198,8 +198,7 @@ class PolicyFile:
     def __init__(self, path: Path | None, now_s: float) -> None:
         self.path = path
         self.policy = Policy()
-        self.errors = 0
-        self.reloads = 0
+        self.errors = self.reloads = 0
         self.last_error = ""
         self._next_s = now_s + 1.0
         self._version: tuple[int, int, int] | None = None

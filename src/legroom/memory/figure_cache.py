@@ -75,10 +75,7 @@ def _fast_copy(record: _Record, **changes: Any) -> _Record:
 BUDGET = ("notes", "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 """Settings that divide the card and change none of the parts."""
 GRAPHS = (
-    "cudagraph_mode",
-    "cudagraph_capture_sizes",
-    "max_cudagraph_capture_size",
-    "max_seq_len_to_capture",
+    *("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture"),
     "graph_estimate_applied",
 )
 """Settings of CUDA graph capture, which weights, KV cache and profile run do not depend on."""

@@ -64,8 +64,7 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
         note = note or first
     if not observation.terms:
         note = note or "it prints no memory figures that legroom can reuse"
-    predicted = {} if planned is None else _predictions(planned)
-    return CalibratedStart(log, startup, observation, predicted, note)
+    return CalibratedStart(log, startup, observation, {} if planned is None else _predictions(planned), note)
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:

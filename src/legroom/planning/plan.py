@@ -53,8 +53,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     if over:
         what = "the machine, whose memory this is," if gpu.unified else "the card"
         return "tight", f"{what} runs {human_bytes(-headroom_after_band(over[0], 0.0))} over at its peak"
-    pessimistic = [rank.kv_cache.low for rank in memory.ranks]
-    if kv_plan(model, settings, gpu, pessimistic).failure:
+    if kv_plan(model, settings, gpu, [rank.kv_cache.low for rank in memory.ranks]).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
     for rank in memory.ranks:
         if reason := _out_of_memory_in_band(rank, memory, settings, target):
@@ -131,8 +130,7 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
     gpu = target.gpu
     free = gpu.total_bytes - held_at_start(target.model, settings, gpu).high - rank.held_by_others_bytes
     counted = rank.weights.bytes + rank.non_torch.bytes
-    worse = rank.kv_cache.bytes - rank.kv_cache.low
-    if counted + rank.activation.bytes + worse > free:
+    if counted + rank.activation.bytes + (rank.kv_cache.bytes - rank.kv_cache.low) > free:
         return "at the high end of the error band the profile run does not fit on the card"
     if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
         return "at the high end of the error band there is no room to capture CUDA graphs"

@@ -37,8 +37,7 @@ def replan(document: documents.PlanDocument) -> Plan:
 def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout, failure = plan.target, plan.memory.kv, plan.layout, plan.memory.failure
-    settings = documents.as_json(plan.settings)
-    named = {name: value for name, value in settings.items() if name not in _NOT_ARGS}
+    named = {name: value for name, value in documents.as_json(plan.settings).items() if name not in _NOT_ARGS}
     terms = {f"{name}_bytes": getattr(layout, name).terms for name in _FIGURES}
     return documents.PlanDocument(
         model=target.model.name,

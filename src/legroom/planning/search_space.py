@@ -161,10 +161,9 @@ class FlagCombination:
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:
         """Free bytes of the fullest card at its peak, less the fraction `band_kept` of the error band."""
-        pools = self.kv_bytes(utilization, 0.0)
         return min(
             headroom_after_band(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
-            for stage, pool in zip(self.stages, pools, strict=True)
+            for stage, pool in zip(self.stages, self.kv_bytes(utilization, 0.0), strict=True)
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:

@@ -110,8 +110,7 @@ class Stopping:
         """Whether the server serves; a starting one gets less time to exit."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain, self._has_clients = start_drain, has_clients
-        self._has_drained = self._is_draining = False
-        self._is_replying = self._ends_at_once = False
+        self._has_drained = self._is_draining = self._is_replying = self._ends_at_once = False
         self._immediate_signal = 0
         """The signal that requested an immediate end."""
         self._stop_signals = 0

@@ -139,8 +139,7 @@ class _Replica:
         """KV blocks in use, as if every running request held the mean number of tokens."""
         if not self.running:
             return 0
-        mean = self.stored / len(self.running)
-        return len(self.running) * (self.settings.max_blocks_of(int(mean) + 1, 1))
+        return len(self.running) * (self.settings.max_blocks_of(int(self.stored / len(self.running)) + 1, 1))
 
     def add_request(self, request: _Served, time_s: float) -> None:
         """Queue a request that arrives at `time_s`; an idle replica's clock moves up to that moment."""

@@ -20,10 +20,7 @@ class Request:
         self.priority = row.priority
         self.num_prompt_tokens = row.prompt_len
         self.max_total_tokens = min(row.prompt_len + row.output_len, max_model_len)
-        self.num_output_tokens = 0
-        self.num_computed_tokens = 0
-        self.peak_computed_tokens = 0
-        self.num_draft_tokens = 0
+        self.num_output_tokens = self.num_computed_tokens = self.peak_computed_tokens = self.num_draft_tokens = 0
         self.draft_credit = 0.0
         """Fraction of a draft token that is accepted later, as only whole ones are."""
         self.num_placeholders = 0
@@ -33,16 +30,13 @@ class Request:
         """Tokens in flight from before its preemption."""
         self.stable_until_tokens = 0
         """Its blocks do not change up to this length."""
-        self.num_preemptions = 0
-        self.shared_prefix_boundary = 0
+        self.num_preemptions = self.shared_prefix_boundary = 0
         self.status = Status.WAITING
         self.token_ids: list[int] = []
         self.block_hashes: list[int] = []
         self.blocks: list[list[Block]] = []
         self.num_cached_blocks: list[int] = []
-        self.first_sched_step = -1
-        self.first_token_step = -1
-        self.finish_step = -1
+        self.first_sched_step = self.first_token_step = self.finish_step = -1
 
     @property
     def num_tokens(self) -> int:

@@ -221,9 +221,7 @@ class Scheduler:
         """Frees a request's blocks and queues it in front (or by priority), to recompute all of its tokens."""
         self._free(request)
         request.status = Status.PREEMPTED
-        request.num_computed_tokens = 0
-        request.num_draft_tokens = 0
-        request.num_placeholders = 0
+        request.num_computed_tokens = request.num_draft_tokens = request.num_placeholders = 0
         request.stale_tokens = request.in_flight_tokens
         request.num_preemptions += 1
         self.waiting.add(request, first=True)

@@ -119,11 +119,8 @@ def replicates_encoders(args: ServeArgs, model: Model) -> bool:
 
 
 _IMAGE_MASKS = {
-    "BagelForConditionalGeneration",
-    "Gemma3ForConditionalGeneration",
-    "Molmo2ForConditionalGeneration",
-    "Moondream3ForCausalLM",
-    "PaliGemmaForConditionalGeneration",
+    *("BagelForConditionalGeneration", "Gemma3ForConditionalGeneration", "Molmo2ForConditionalGeneration"),
+    *("Moondream3ForCausalLM", "PaliGemmaForConditionalGeneration"),
 }
 
 

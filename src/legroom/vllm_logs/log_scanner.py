@@ -30,8 +30,7 @@ class Scanner:
     """Finds the lines that contain a mark in pieces of bytes, in one pass."""
 
     def __init__(self) -> None:
-        self.lines = 0
-        self.bytes = 0
+        self.lines = self.bytes = 0
         self.counts: Counter[bytes] = Counter()
         self._sampled: set[bytes] = set()
         once = (message for message in message_patterns() if message.role == "once")  # the first one is enough

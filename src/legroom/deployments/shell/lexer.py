@@ -122,8 +122,7 @@ class _Lexer:
         self.words: list[Word] = []
         self.documents = documents
         self._heredocs: list[re.Match[str]] = []
-        self._arrays = 0
-        self._arithmetic_end = 0
+        self._arrays = self._arithmetic_end = 0
         self._ends: dict[str, list[int]] | None = None
 
     def end_line(self) -> list[Word]:

@@ -26,8 +26,7 @@ class Function:
         """`knows_positions` is False where `$1` may be any argument: after `shift` in a loop, `getopts` or `set --`."""
         self.body: list[Simple] = []
         self.is_called = False
-        self.knows_positions = True
-        self._is_straight = True
+        self.knows_positions = self._is_straight = True
 
     def keep_command(self, words: list[Word], line: list[Word]) -> None:
         """Adds a command of this `line` to the function's body; one that changes `$1` ... unsets `knows_positions`."""

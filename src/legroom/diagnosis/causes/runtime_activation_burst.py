@@ -5,13 +5,7 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.step_savings import (
-    LARGEST_DEFAULT_TOKENS,
-    LOGPROB_BYTES,
-    RUNNER_V2,
-    smaller_step_flags,
-    step_shortage_bytes,
-)
+from legroom.diagnosis.fixes import step_savings as savings
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 
@@ -86,15 +80,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
     case = planner.case
     oom = case.oom
-    need = step_shortage_bytes(planner)
+    need = savings.step_shortage_bytes(planner)
     of_logits = bool(case.frames & {"frame_logits"})
     given = planner.step_tokens
-    is_large = given > LARGEST_DEFAULT_TOKENS
+    is_large = given > savings.LARGEST_DEFAULT_TOKENS
     # Logits are followed by two copies for log-probabilities and ranking.
     tokens = max(given // (4 if of_logits or is_large else 2), 512)
     if of_logits and oom is not None and oom.free_bytes and case.black_box is None:  # what fits into the free bytes
         tokens = max(min(tokens, 1 << (given * oom.free_bytes // (need + oom.free_bytes)).bit_length() - 1), 512)
-    flags = smaller_step_flags(planner, tokens)
+    flags = savings.smaller_step_flags(planner, tokens)
     less = planner.lower_utilization(need // 4 if is_large else need, "") if planner.utilization_known else None
     free, wanted = (oom.free_bytes or 0, oom.wanted_bytes) if oom is not None else (0, 0)
     is_enough = is_large and wanted * tokens // given < free < wanted
@@ -110,7 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if smaller is None and of_logits:  # the plan counts no log-probabilities of prompts
         smaller = Fix("max_num_batched_tokens", why, flags, steps=steps, trades=trades, is_unplanned=True)
     # Model Runner V2 makes prompt logits in chunks of 1,024 positions, whatever the tokens of a step.
-    in_chunks = any("with_chunking" in item.text or RUNNER_V2 in item.text for item in case.all("frame_logits"))
+    in_chunks = any("with_chunking" in item.text or savings.RUNNER_V2 in item.text for item in case.all("frame_logits"))
     if (of_logits or is_large) and planner.failed_plan is None and not in_chunks:
         yield smaller
     why = "How much was missing is not printed: the pool has to leave more beside it."
@@ -136,7 +130,7 @@ def _logprob_sentence(planner: FixPlanner, tokens: int) -> str:
     entries = planner.model.vocab_size if planner.model is not None else None
     if not entries:
         return "Log-probabilities of a prompt take tokens x vocabulary x 4 bytes, and the logits beside them half."
-    size = human_bytes(tokens * entries * LOGPROB_BYTES)
+    size = human_bytes(tokens * entries * savings.LOGPROB_BYTES)
     return f"Log-probabilities of a prompt take tokens x {entries:,} x 10 bytes: {size} for {tokens:,} tokens."
 
 

@@ -52,7 +52,6 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
     graphs = human_bytes(layout.cuda_graph_bytes)
     captured = f"Batch sizes captured as CUDA graphs; this release sets {graphs} aside for them."
     peak = human_bytes(layout.activation_bytes)
-    is_v0 = plan.args.get("engine") == "V0"
     return {
         "--max-model-len": _max_model_len_comment(phrase, plan),
         "--max-num-seqs": _max_num_seqs_comment(plan),
@@ -74,7 +73,7 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
         "--cpu-offload-gb": f"GiB of weights per card that stay in host memory; {gib(layout.weights_bytes)} remain on "
         "it. Every step reads the others again.",
         "--swap-space": "GiB of pinned host memory per GPU for preempted groups of several sequences."
-        if is_v0
+        if plan.args.get("engine") == "V0"
         else "Accepted and not used: the V1 engine recomputes a preempted request.",
         "--cudagraph-capture-sizes": captured,
         "--max-cudagraph-capture-size": captured,

@@ -118,11 +118,10 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     found = f'{record.RESTARTS} >= {few}\nand on (cluster, namespace) legroom_incidents_open{{kind="crash_loop"}} > 0'
     unknown = f"({record.RESTARTS} >= {many} unless {record.CRASHES})"
     crashes = f"{unknown}\nor\n{record.CRASHES} >= {few}\nor\n{record.FAILED_STARTS} >= {few}\nor\n({found})"
-    down = _down_query(f'up{{job="{job}"}}', levels)
     return [
         AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
         AlertCondition("VllmCrashLoop", crashes, 0),
-        AlertCondition("VllmDown", down, levels.down_for_s),
+        AlertCondition("VllmDown", _down_query(f'up{{job="{job}"}}', levels), levels.down_for_s),
     ]
 
 

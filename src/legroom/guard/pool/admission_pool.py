@@ -163,8 +163,7 @@ class Pool:
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
-        self.held_sequences = 0
-        self.small_admitted = 0
+        self.held_sequences = self.small_admitted = 0
         self.weights: dict[str, float] = {}
         """Shares of clients; 1 for those not named."""
         self.steps_per_s = 0.0

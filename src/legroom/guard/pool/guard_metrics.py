@@ -20,8 +20,7 @@ class GuardMetrics:
     """Counters of one guard; gauges are passed in when the page is written."""
 
     def __init__(self) -> None:
-        self.admitted = 0
-        self.passed = 0
+        self.admitted = self.passed = 0
         self.rejected: Counter[str] = Counter()
         self.capped: Counter[str] = Counter()
         self.left_queue = 0

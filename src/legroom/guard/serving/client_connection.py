@@ -51,8 +51,7 @@ class ClientConnection(HttpToolsProtocol):
         self._proxy = proxy
         self._head_bytes = self._body_bytes = self._buffered_bytes = 0
         self._is_reading = self._has_cycle = self._is_discarding = False
-        self.deadline_s = 0.0
-        self.stalled_since_s = 0.0
+        self.deadline_s = self.stalled_since_s = 0.0
         self._unsent_bytes = 0
         self.on_lost: Callable[[], None] | None = None
         """Called when the client disconnects during a response."""

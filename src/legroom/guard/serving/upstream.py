@@ -141,8 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, pool: "UpstreamPool") -> None:
         self._pool = pool
         self.idle_since_s = 0.0
-        self.is_used = False
-        self.is_lost = False
+        self.is_used = self.is_lost = False
         self._can_write = True
         self._begin_exchange("", 0.0)
 

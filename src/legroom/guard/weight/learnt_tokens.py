@@ -49,8 +49,7 @@ class RecentMaximum:
     __slots__ = ("_current", "_previous", "_seen", "count", "nth")
 
     def __init__(self, nth: int = 1) -> None:
-        self.count = 0
-        self._seen = 0
+        self.count = self._seen = 0
         self.nth = nth
         self._current = [0.0] * nth
         self._previous = [0.0] * nth
@@ -79,8 +78,7 @@ class Quantiles:
     _EDGES = tuple(math.ceil(2 ** (bucket / 4)) for bucket in range(128))
 
     def __init__(self) -> None:
-        self.count = 0
-        self._seen = 0
+        self.count = self._seen = 0
         self._current = [0] * len(self._EDGES)
         self._previous = [0] * len(self._EDGES)
         self._newest: deque[int] = deque(maxlen=16)

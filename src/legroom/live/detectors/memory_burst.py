@@ -43,8 +43,7 @@ class MemoryBurst(Detector):
         """Whether fragmentation, another process or growth since the first scrape explains the allocator's retry."""
         levels, first = self.levels, self._first or sample
         allocated, reserved = sample.allocated_bytes or 0, sample.reserved_bytes or 0
-        in_pieces = reserved - allocated
-        if in_pieces >= max(levels.fragmentation_bytes, levels.fragmentation_ratio * reserved):
+        if reserved - allocated >= max(levels.fragmentation_bytes, levels.fragmentation_ratio * reserved):
             return True
         others, others_before = sample.others_bytes or 0, first.others_bytes or 0
         grown = allocated - (first.allocated_bytes or 0)

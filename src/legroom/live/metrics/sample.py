@@ -50,9 +50,7 @@ class Histogram:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
         grown = tuple(int(new - old) for new, old in zip(self.counts, older.counts, strict=True))
-        if any(growth < 0 for growth in grown):
-            return None
-        return Histogram(self.bounds, grown, self.sum - older.sum)
+        return None if any(growth < 0 for growth in grown) else Histogram(self.bounds, grown, self.sum - older.sum)
 
     def plus(self, other: Histogram) -> Histogram:
         """The sum of both histograms; `self` where their bounds differ."""
@@ -69,9 +67,7 @@ class Histogram:
         lower = below = 0.0
         for bound, count in zip(self.bounds, self.counts, strict=True):
             if count >= wanted and count > below:
-                if math.isinf(bound):
-                    return lower
-                return lower + (bound - lower) * (wanted - below) / (count - below)
+                return lower if math.isinf(bound) else lower + (bound - lower) * (wanted - below) / (count - below)
             lower, below = (bound if not math.isinf(bound) else lower), max(count, below)
         return lower
 

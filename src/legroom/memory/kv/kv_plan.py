@@ -94,7 +94,6 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
     printed = counts[0] if shape.era.first_stage_printed else blocks
     concurrency = _logged_concurrency(shape, printed, length)
     tightest = counts.index(blocks)
-    needed = shape.needed_bytes(max(length, 1), tightest)
     return KvPlan(
         num_blocks=blocks,
         block_size=_block_size(shape, length),
@@ -103,7 +102,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
         bytes_per_block=shape.stages[tightest].bytes_per_block,
         bytes_per_token=_bytes_per_token(shape, tightest, max(length, 1)),
         max_model_len=length,
-        needed_bytes=needed,
+        needed_bytes=shape.needed_bytes(max(length, 1), tightest),
         state_blocks=blocks if shape.has_states and shape.engine == "V1" else None,
         failure=_failed_check(shape, settings, checked, length, blocks),
         shape=shape,

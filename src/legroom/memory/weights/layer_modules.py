@@ -125,14 +125,13 @@ def _compressed_latent(mixer: facts.LatentAttention, hidden: int, ranks: Ranks) 
     width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
     rank = mixer.q_lora_rank or hidden
     outputs = share(mixer.o_groups * mixer.o_lora_rank, ranks.tensor, "the low-rank output width")
-    into = mixer.heads * width // mixer.o_groups
     out = [
         Module("attention", "attn.attn_sink", max(heads, 64), dtype="float32"),  # the kernel pads to 64 heads
         projection("attn.fused_wqa_wkv", rank + width, hidden, shards=("wq_a", "wkv")),
         Module("norms", "attn.q_norm", rank),
         projection("attn.wq_b", heads * width, rank),
         Module("norms", "attn.kv_norm", width),
-        projection("attn.wo_a", outputs, into),
+        projection("attn.wo_a", outputs, mixer.heads * width // mixer.o_groups),
         projection("attn.wo_b", hidden, outputs),
     ]
     if mixer.index_head_dim:

@@ -97,8 +97,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
         for rope in each.ropes:
             parts["rope cache"] += times[number] * rope.bytes
     terms = [Term(part, size) for part, size in parts.items() if size]
-    tensors = sum(term.bytes for term in terms)
-    terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
+    terms.append(Term("allocator", total - sum(term.bytes for term in terms), "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
     figure = _weights_figure(model, settings, gpu, total, terms, _uncertain_bytes(model, settings, stored))

@@ -284,8 +284,7 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     groups = round_up(columns // 32, 2)
     if context.release.at_least("0.19.0"):
         # Triton kernels 3.6.0 pad the packed inputs to 64 and keep the loaded scales.
-        swizzled = copies * rows * round_up(packed, 64)
-        return Storage(loaded, (*replaced(swizzled, None, *wide), tile * groups))
+        return Storage(loaded, (*replaced(copies * rows * round_up(packed, 64), None, *wide), tile * groups))
     return Storage(loaded, (*replaced(weight, None, *wide), tile * groups))
 
 
