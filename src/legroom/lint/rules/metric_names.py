@@ -8,18 +8,8 @@ from itertools import pairwise
 
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
+from legroom.facts import metrics as facts
 from legroom.facts import pattern
-from legroom.facts.metrics import (
-    all_exposed_names,
-    exposed_names,
-    is_shown_by_companion,
-    metrics_of,
-    name_of,
-    nearest,
-    ratio_instead,
-    releases_of,
-    role_of,
-)
 from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, tokens
 from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
@@ -35,13 +25,13 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
     """A series that the release shows only under --show-hidden-metrics-for-version."""
     if expression.owner in NAMES_ONLY or context.any_release:
         return
-    declared = metrics_of(context.release_of_series)
+    declared = facts.metrics_of(context.release_of_series)
     shown = {name for metric in declared if not metric.hidden for name in metric.exposed}
     names = {name for metric in declared if metric.hidden for name in metric.exposed} - shown - set(context.records)
     for series in series_names(expression.text):
         if series.text in names:
-            role = role_of(series.text)
-            instead = name_of(role, context.release_of_series) if role else None
+            role = facts.role_of(series.text)
+            instead = facts.name_of(role, context.release_of_series) if role else None
             hiding = f"vLLM {context.release_of_series} hides {series.text}"
             message = f"{hiding} unless --show-hidden-metrics-for-version is given"
             suggestion = f"write {instead}" if instead else ""
@@ -60,30 +50,34 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         prefix = _KSERVE if series.text.startswith(_KSERVE) and is_query else ""
         name = series.text.removeprefix(prefix)
         is_known = name in known or name in context.records or name in context.declared
-        if is_known or not _VLLM_NAME.fullmatch(name) or is_shown_by_companion(name):
+        if is_known or not _VLLM_NAME.fullmatch(name) or facts.is_shown_by_companion(name):
             continue
-        if any(name in exposed_names(release) for release in context.named_releases):
+        if any(name in facts.exposed_names(release) for release in context.named_releases):
             continue  # a server of these files shows it
-        instead = nearest(name, context.release_of_series) or ""
+        instead = facts.nearest(name, context.release_of_series) or ""
         if "success" in instead and "success" not in name:
             instead = ""  # a series of failures is not one of successes
         if expression.owner == "family":
             instead = instead.removesuffix("_total")
-        if releases_of(name) and (has_alternatives or instead in expression.beside):
+        if facts.releases_of(name) and (has_alternatives or instead in expression.beside):
             continue  # `new or old`, or a program that knows both names
-        if not is_query and not instead and name not in all_exposed_names():
+        if not is_query and not instead and name not in facts.all_exposed_names():
             continue  # any string may begin with vllm_
         # The releases that expose a series; a program may name its family.
         endings = ("",) if is_query else ("", "_total", "_bucket")
-        spans = next((spans for ending in endings if (spans := releases_of(name + ending))), ())
+        spans = next((spans for ending in endings if (spans := facts.releases_of(name + ending))), ())
         rule = "metric-unknown" if instead or spans else "metric-foreign"
         if rule == "metric-foreign" and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is a recorded series of another file
-        better = ratio_instead(name, context.release_of_series).replace("vllm:", f"{prefix}vllm:") if is_query else ""
+        better = (
+            facts.ratio_instead(name, context.release_of_series).replace("vllm:", f"{prefix}vllm:") if is_query else ""
+        )
         suggestion = f"write {better or prefix + instead}"
         if not better and not instead:
             reason = ": this release shows nothing like it"
-            suggestion = f"leave it out{reason if releases_of(name) else ', unless something beside vLLM shows it'}"
+            suggestion = (
+                f"leave it out{reason if facts.releases_of(name) else ', unless something beside vLLM shows it'}"
+            )
         message = f"{name} {_releases_sentence(spans, context)}"
         # A program may be written for several releases.
         is_certain = is_query and (
@@ -102,7 +96,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
 def _metric_families(expression: Expression, context: Context) -> set[str]:
     """The metric names that a program may hold without `_sum`, `_count` or `_total`, as it adds these itself."""
     kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
-    metrics = (metric for metric in metrics_of(context.release_of_series) if metric.type in kinds)
+    metrics = (metric for metric in facts.metrics_of(context.release_of_series) if metric.type in kinds)
     return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
 
 
@@ -133,7 +127,7 @@ def is_series_of_exporter(expression: Expression) -> bool:
 @cache
 def _base_names() -> frozenset[str]:
     """The series names of all releases, each as `_base_name` shortens it."""
-    return frozenset(map(_base_name, all_exposed_names()))
+    return frozenset(map(_base_name, facts.all_exposed_names()))
 
 
 def _base_name(name: str) -> str:
@@ -144,7 +138,7 @@ def _base_name(name: str) -> str:
 def _is_typo(name: str, instead: str) -> bool:
     """Whether the two series names differ only in the colon, the ending, or a letter or two."""
     base, right = _base_name(name), _base_name(instead)
-    if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
+    if base == right or name.replace("vllm_", "vllm:", 1) in facts.all_exposed_names():
         return True
     return name.startswith("vllm:") and has_same_words(base, right, "_") and similarity(base, right) >= 0.94
 

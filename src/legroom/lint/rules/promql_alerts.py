@@ -5,20 +5,8 @@ from dataclasses import replace
 
 from legroom.facts import pattern, read_data
 from legroom.facts.metrics import MetricType, releases_of, role_of, type_of
+from legroom.lint import promql_reader as promql
 from legroom.lint.expressions import COMPARED, NAMES_ONLY, Expression
-from legroom.lint.promql_reader import (
-    NO_LEVEL,
-    Comparison,
-    Operand,
-    Token,
-    after_bracket,
-    number_of_token,
-    operands,
-    roles_in,
-    roles_in_recorded,
-    series_names,
-    tokens,
-)
 from legroom.lint.rule import Context, Findings, LintFinding, checks, finding
 from legroom.records import dataclass
 
@@ -36,14 +24,14 @@ def _is_query(expression: Expression) -> bool:
 @checks(Expression, "promql-rate-of-gauge")
 def rate_of_gauge(expression: Expression, context: Context) -> Findings:
     """A rate(), increase() or the like of a gauge."""
-    stream = tokens(expression.text) if _is_query(expression) else ()
+    stream = promql.tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
             continue
-        inner = stream[i + 2 : after_bracket(stream, i + 1, "(", ")") - 1]
+        inner = stream[i + 2 : promql.after_bracket(stream, i + 1, "(", ")") - 1]
         if not inner or any(function.text in _COUNTING for function in inner):
             continue
-        series = tuple(series_names(expression.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
+        series = tuple(promql.series_names(expression.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
         if series and all(type_of(each.text) == "gauge" for each in series):
             name = series[0].text
             message = f"{token.text}() of {name}, which is a gauge"
@@ -55,11 +43,11 @@ def rate_of_gauge(expression: Expression, context: Context) -> Findings:
 @checks(Expression, "promql-no-le")
 def quantile_without_le(expression: Expression, context: Context) -> Findings:
     """A histogram_quantile() of a vLLM series without buckets, or whose aggregation drops `le`."""
-    stream = tokens(expression.text) if _is_query(expression) else ()
+    stream = promql.tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream):
         if token.text != "histogram_quantile" or i + 1 >= len(stream) or stream[i + 1].text != "(":
             continue
-        inner = stream[i + 2 : after_bracket(stream, i + 1, "(", ")") - 1]
+        inner = stream[i + 2 : promql.after_bracket(stream, i + 1, "(", ")") - 1]
         series = next((name for name in inner if name.text.startswith("vllm:")), None)
         if series is None:
             continue
@@ -80,28 +68,28 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
             yield finding("promql-no-le", place, message, f"write rate({series.text}[...])", length, is_certain=False)
 
 
-def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
+def _aggregates_buckets(stream: tuple[promql.Token, ...], aggregation: int, after: int) -> bool:
     """Whether the aggregation at this index of `stream` is over buckets or unknown series; `after`: index past `by`."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
-        first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
-    inner = stream[first : after_bracket(stream, first, "(", ")")] if first < len(stream) else ()
+        first = promql.after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
+    inner = stream[first : promql.after_bracket(stream, first, "(", ")")] if first < len(stream) else ()
     names = [token.text for token in inner if token.text.startswith("vllm:")]
     return not names or not any(map(type_of, names)) or any(name.endswith("_bucket") for name in names)
 
 
-def _aggregation_that_drops_le(stream: tuple[Token, ...]) -> Token | None:
+def _aggregation_that_drops_le(stream: tuple[promql.Token, ...]) -> promql.Token | None:
     """The first aggregation over buckets that drops the label `le`; None without one, or if labels are variables."""
     for i, token in enumerate(stream):
         if token.text not in _AGGREGATIONS or i + 1 >= len(stream):
             continue
         start = i + 1
         if stream[start].text == "(":
-            start = after_bracket(stream, start, "(", ")")  # `sum(...) by (le)`
+            start = promql.after_bracket(stream, start, "(", ")")  # `sum(...) by (le)`
         keyword = stream[start].text.lower() if start < len(stream) else ""
         if not _aggregates_buckets(stream, i, start):
             continue
-        end = after_bracket(stream, start + 1, "(", ")")
+        end = promql.after_bracket(stream, start + 1, "(", ")")
         labels = [label for label in stream[start + 2 : end] if label.kind in ("name", "variable")]
         if any(label.kind == "variable" for label in labels):
             return None
@@ -124,9 +112,9 @@ _UP = (">", ">=")
 class _Compared:
     """A PromQL operand, its known series, and the number it is compared with."""
 
-    operand: Operand
-    comparison: Comparison
-    named: tuple[Token, ...]
+    operand: promql.Operand
+    comparison: promql.Comparison
+    named: tuple[promql.Token, ...]
     is_alone: bool
     """Whether it is the only condition: beside another operand, `counter > 0` asks whether there ever was one."""
 
@@ -148,17 +136,17 @@ class _Compared:
     @property
     def divides(self) -> bool:
         """Whether the compared expression holds a division."""
-        return any(token.text == "/" for token in tokens(self.operand.text))
+        return any(token.text == "/" for token in promql.tokens(self.operand.text))
 
     @property
     def subtracts(self) -> bool:
         """Whether a difference is compared, such as `x - x offset 5m`: unlike a counter it also falls."""
-        return any(token.text == "-" for token in tokens(self.operand.text))
+        return any(token.text == "-" for token in promql.tokens(self.operand.text))
 
     @property
     def is_over_time(self) -> bool:
         """Whether a function over time, such as rate(), is applied, so that it is not a current value."""
-        return bool(self.operand.functions & NO_LEVEL)
+        return bool(self.operand.functions & promql.NO_LEVEL)
 
 
 _OF_ITSELF = pattern("promql_alerts.of_itself")
@@ -175,9 +163,9 @@ def rate_divided_by_itself(expression: Expression, context: Context) -> Findings
 @checks(Expression, "promql-counter-level", "promql-units", "promql-ratio")
 def wrong_thresholds(expression: Expression, context: Context) -> Findings:
     """Thresholds on a counter's value instead of its rate, in the wrong unit, or a ratio where tokens are counted."""
-    sides = list(operands(expression.text)) if expression.owner in COMPARED else []
+    sides = list(promql.operands(expression.text)) if expression.owner in COMPARED else []
     for operand in sides:
-        named = tuple(series for series in series_names(operand.text) if type_of(series.text))
+        named = tuple(series for series in promql.series_names(operand.text) if type_of(series.text))
         for comparison in operand.comparisons() if named else ():
             if comparison.operator not in ("==", "!="):
                 yield from _wrong_threshold(expression, _Compared(operand, comparison, named, is_alone=len(sides) == 1))
@@ -255,25 +243,25 @@ def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
         yield finding("promql-units", place, message, f"write {comparison.number / 1000:g}", is_certain=is_certain)
 
 
-def _scale_factor(operand: Operand) -> float:
+def _scale_factor(operand: promql.Operand) -> float:
     """The number that the series are multiplied by, else 1; 0 where there are several, or a division by a number."""
-    stream = tokens(operand.text)
+    stream = promql.tokens(operand.text)
     factor = 1.0
     for i, token in enumerate(stream):
         before, after = stream[i - 1] if i else None, stream[i + 1] if i + 1 < len(stream) else None
         if token.text == "*":
-            numbers = [number_of_token(side) for side in (before, after) if side and side.kind == "number"]
+            numbers = [promql.number_of_token(side) for side in (before, after) if side and side.kind == "number"]
             factor = numbers[0] if numbers and factor == 1 else 0.0
         elif token.text == "/" and after and after.kind == "number":
             factor = 0.0
     return factor
 
 
-def _is_duration(operand: Operand) -> bool:
+def _is_duration(operand: promql.Operand) -> bool:
     """Whether the expression is a duration: a quantile, or a sum divided by a count."""
     if "histogram_quantile" in operand.functions:
         return True
-    names = [series.text for series in series_names(operand.text)]
+    names = [series.text for series in promql.series_names(operand.text)]
     return any(name.endswith("_sum") for name in names) and any(name.endswith("_count") for name in names)
 
 
@@ -296,10 +284,10 @@ def _only_while(alert: Expression, series: str) -> str:
 @checks(Expression, "alert-full-pool")
 def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
-    if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
+    if alert.owner != "alert" or promql.roles_in_recorded(alert.text, context) & _PRESSURE:
         return
-    levels = (operand for operand in operands(alert.text) if not operand.functions & NO_LEVEL)
-    firing = [each for each in levels if "kv_use" in roles_in(each.text, context) and _fires_above_level(each)]
+    levels = (operand for operand in promql.operands(alert.text) if not operand.functions & promql.NO_LEVEL)
+    firing = [each for each in levels if "kv_use" in promql.roles_in(each.text, context) and _fires_above_level(each)]
     if firing:
         message = (
             f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
@@ -316,7 +304,7 @@ def _lead(alert: Expression) -> str:
     return f"{alert.name} " if alert.name else ""
 
 
-def _fires_above_level(operand: Operand) -> bool:
+def _fires_above_level(operand: promql.Operand) -> bool:
     """Whether a KV-use operand is compared with `>` or `>=`; not a sum above 1, which counts many servers' pools."""
     adds_up = "sum" in operand.functions
     return any(
@@ -328,14 +316,14 @@ def _fires_above_level(operand: Operand) -> bool:
 @checks(Expression, "alert-never")
 def alert_that_never_fires(expression: Expression, context: Context) -> Findings:
     """A threshold that KV cache use or running requests never exceed."""
-    for operand in operands(expression.text) if expression.owner in COMPARED else ():
-        if not operand.functions & (NO_LEVEL | {"sum", "sum_over_time"}):
+    for operand in promql.operands(expression.text) if expression.owner in COMPARED else ():
+        if not operand.functions & (promql.NO_LEVEL | {"sum", "sum_over_time"}):
             yield from _threshold_out_of_range(expression, operand, context)
 
 
-def _threshold_out_of_range(expression: Expression, operand: Operand, context: Context) -> Findings:
+def _threshold_out_of_range(expression: Expression, operand: promql.Operand, context: Context) -> Findings:
     """KV cache use compared with more than 1, or running requests with --max-num-seqs of the plan or more."""
-    used = roles_in(operand.text, context)
+    used = promql.roles_in(operand.text, context)
     for comparison in operand.comparisons():
         if comparison.operator not in (">", ">=") or comparison.scaled:
             continue
@@ -343,7 +331,7 @@ def _threshold_out_of_range(expression: Expression, operand: Operand, context: C
         if used == {"kv_use"} and comparison.number > 1:
             message = f"the KV cache's use is a ratio: it is never above 1, and {comparison.number:g} is asked for"
             suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
-            names = [series.text for series in series_names(operand.text) if series.text.startswith("vllm")]
+            names = [series.text for series in promql.series_names(operand.text) if series.text.startswith("vllm")]
             # An exporter that exposes the use under another name may expose it in percent.
             yield finding("alert-never", place, message, suggestion, is_certain=all(map(releases_of, names)))
         elif used == {"running"} and context.plan is not None:
@@ -356,9 +344,11 @@ def _threshold_out_of_range(expression: Expression, operand: Operand, context: C
 @checks(Expression, "alert-no-traffic")
 def alert_without_traffic(alert: Expression, context: Context) -> Findings:
     """An alert on `rate(success) == 0` that does not ask for running requests, so that an idle server fires it."""
-    if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _LOAD:
+    if alert.owner != "alert" or promql.roles_in_recorded(alert.text, context) & _LOAD:
         return
-    progress = [operand for operand in operands(alert.text) if roles_in(operand.text, context) & _PROGRESS]
+    progress = [
+        operand for operand in promql.operands(alert.text) if promql.roles_in(operand.text, context) & _PROGRESS
+    ]
     compared = [comparison for operand in progress for comparison in operand.comparisons()]
     if any(comparison.operator in (">", "!=") and comparison.number >= 0 for comparison in compared):
         return  # another counter must move, so there is traffic
