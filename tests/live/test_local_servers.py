@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
+import pytest
+
+from legroom.live import gpu_memory
 from legroom.live.gpu_memory import GpuMemory, LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure
 from legroom.process_table import resident_bytes
@@ -17,6 +21,8 @@ CARDS = (
 
 
 class Machine:
+    patch: pytest.MonkeyPatch
+
     def __init__(self, cards=CARDS):
         self.cards, self.now_s, self.reads, self.finds = cards, 0.0, 0, 0
         self.stopped: set[int] = set()
@@ -33,7 +39,20 @@ class Machine:
         def resident(pids):
             return sum(pids) * GIB
 
-        return LocalServers(self.read, self.find, lambda: self.now_s, self.stopped.__contains__, resident)
+        for name, stand_in in {
+            "nvml_devices": self.read,
+            "server_processes": self.find,
+            "time": SimpleNamespace(monotonic=lambda: self.now_s),
+            "is_stopped": self.stopped.__contains__,
+            "resident_bytes": resident,
+        }.items():
+            self.patch.setattr(gpu_memory, name, stand_in)
+        return LocalServers()
+
+
+@pytest.fixture(autouse=True)
+def patched_machine(monkeypatch):
+    Machine.patch = monkeypatch
 
 
 def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():

@@ -144,16 +144,7 @@ _READ_EVERY_S = 2.0  # One NVML reading serves all servers of a scrape round.
 class LocalServers:
     """Caches NVML readings and process lists between samples."""
 
-    def __init__(
-        self,
-        read: Callable[[], tuple[GpuMemory, ...]] = nvml_devices,
-        find: Callable[[int], tuple[int, ...]] = server_processes,
-        clock: Callable[[], float] = time.monotonic,
-        is_stopped: Callable[[int], bool] = is_stopped,
-        resident: Callable[[tuple[int, ...]], int | None] = resident_bytes,
-    ) -> None:
-        self._read, self._find, self._clock = read, find, clock
-        self._is_stopped, self._resident = is_stopped, resident
+    def __init__(self) -> None:
         self._cards: tuple[GpuMemory, ...] = ()
         self._read_s: float | None = None
         self._has_driver = True
@@ -163,22 +154,22 @@ class LocalServers:
         """The result with GPU memory, host memory and stopped processes if its server is local, else unchanged."""
         if not is_loopback(result.server):
             return result
-        port, now_s = port_of(result.server), self._clock()
+        port, now_s = port_of(result.server), time.monotonic()
         if not isinstance(result, Sample):
             self._processes.pop(port, None)  # it may be restarting
             return result
         found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
         if now_s - found_s >= _PROCESSES_KEPT_S:
-            _, pids = self._processes[port] = now_s, self._find(port)
+            _, pids = self._processes[port] = now_s, server_processes(port)
         if not pids:
             return result
         if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
-            self._cards, is_first = self._read(), self._read_s is None
+            self._cards, is_first = nvml_devices(), self._read_s is None
             self._read_s = now_s
             self._has_driver = bool(self._cards) or not is_first  # not read again where the first read found none
         used_bytes = bytes_held_by(frozenset(pids), self._cards)
-        host_rss_bytes, stopped = result.host_rss_bytes, sum(map(self._is_stopped, pids)) or result.stopped_engines
+        host_rss_bytes, stopped = result.host_rss_bytes, sum(map(is_stopped, pids)) or result.stopped_engines
         if host_rss_bytes is None and pids[1:]:
-            host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory
+            host_rss_bytes = resident_bytes(pids[1:])  # the API server, the first, reports its own memory
         used_bytes = result.memory_used_bytes if used_bytes is None else used_bytes
         return replace(result, memory_used_bytes=used_bytes, host_rss_bytes=host_rss_bytes, stopped_engines=stopped)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from legroom.live.journal.journal import Journal, is_damaged, journal_path
+from legroom.live.journal.journal import Journal, is_damaged
 from legroom.live.journal.journal_records import SQLITE_HEAD, JournalUnavailable
 from legroom.live.metrics.sample import Sample
 
@@ -29,10 +29,8 @@ _NEVER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sql
 class BufferedJournal:
     """Keeps writes in order. Methods may block, and must be called from one thread."""
 
-    def __init__(
-        self, path: Path | None = None, busy_s: float = 1.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._path, self._busy_s, self._clock = path or journal_path(), busy_s, clock
+    def __init__(self, path: Path, busy_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._busy_s, self._clock = path, busy_s, clock
         self._open: Journal | None = None
         self._writes: deque[Write] = deque()
         self._samples: deque[Sample] = deque()
