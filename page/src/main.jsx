@@ -22,7 +22,7 @@ const AREAS = {
   catalog: CatalogArea,
 };
 // Questions about a plan, each a fold below it.
-const FOLDS = ["size", "pack"];
+const FOLDS = ["size", "pack", "upgrade"];
 const PLACES = ["plan", "models", ...FOLDS, ...Object.keys(AREAS).slice(2)];
 const THEMES = ["auto", "light", "dark"];
 

@@ -53,7 +53,7 @@ export function toParams(setup, prefix = "", params = new URLSearchParams()) {
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");
-  if (measuredOf(setup)) params.set(`${prefix}measured`, JSON.stringify(setup.measured));
+  if (setup.measured) params.set(`${prefix}measured`, JSON.stringify(setup.measured));
   if (setup.found?.length) params.set(`${prefix}found`, setup.found.join());
   for (const [name, value] of Object.entries(setup.flags)) params.set(prefix + name, written(value));
   return params;
@@ -120,11 +120,15 @@ export const withMeasured = (setup, sizes) => ({
   measured: sizes && { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(sizes, SIZES) },
 });
 
-// Sizes are those of one model, card and release.
-const measuredOf = (setup) => {
-  const isSame = setup.measured?.on?.every((value, index) => value === (setup[MEASURED_ON[index]] ?? null));
-  return isSame ? { flags: setup.measured.flags, ...picked(setup.measured, SIZES) } : null;
-};
+// Sizes are those of one model, card and release: what was changed since, and what it was.
+export function changedSinceMeasured(setup) {
+  const on = setup.measured?.on ?? [];
+  const was = Object.fromEntries(MEASURED_ON.map((name, index) => [name, on[index] ?? null]));
+  return on.length ? Object.fromEntries(Object.entries(was).filter(([name, value]) => value !== (setup[name] ?? null))) : {};
+}
+
+const measuredOf = (setup) =>
+  setup.measured?.on && !Object.keys(changedSinceMeasured(setup)).length ? { flags: setup.measured.flags, ...picked(setup.measured, SIZES) } : null;
 
 export const requestOf = (setup) => ({ ...planRequestOf(setup), measured: measuredOf(setup) });
 
@@ -205,8 +209,12 @@ export function cardQuestionOf(setup) {
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
 
-// Another number of GPUs takes back what a search chose for its own.
-export const withGpus = (setup, gpus) => ({ ...(setup.found?.some((name) => name === "gpus" || name.endsWith("_parallel_size")) ? typed(setup) : setup), gpus });
+// Another number of GPUs takes back what a search chose for its own; the same number, said by hand, is given.
+export function withGpus(setup, gpus) {
+  if (gpus && gpus === setup.gpus) return { ...setup, found: (setup.found ?? []).filter((name) => name !== "gpus") };
+  const isSplit = setup.found?.some((name) => name === "gpus" || name.endsWith("_parallel_size"));
+  return { ...(isSplit ? typed(setup) : setup), gpus };
+}
 
 const gpusOf = (flags) =>
   ["tensor", "pipeline", "data"].reduce((count, kind) => count * (Number(flags[`${kind}_parallel_size`]) || 1), 1);

@@ -2,7 +2,7 @@ import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
 import { Button, CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField, reveal } from "../parts/controls.jsx";
-import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
+import { ReleaseField, gpuOptions, modelOptions, useLists, versionOf } from "../plan/source.jsx";
 import { LIMITS, faultOf, nameFault } from "../limits.js";
 import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -35,6 +35,9 @@ function keptText() {
   }
 }
 
+// A longer one travels as the log does, not beside it.
+const MOST_OF_COMMAND = 16_000;
+
 const NOTHING = { shared: false, stale: false, log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
 
 export function DiagnoseArea({ params }) {
@@ -43,12 +46,14 @@ export function DiagnoseArea({ params }) {
   const [text, setText] = useState("");
   // The file that was chosen in place of a text.
   const [file, setFile] = useState(null);
-  const [hints, setHints] = useState({ command: "", gpu: "", gpus: "", model: "" });
+  const [hints, setHints] = useState({ command: "", gpu: "", gpus: "", model: "", vllm: null });
   const [state, setState] = useState(NOTHING);
   const [jump, setJump] = useState(null);
   const round = useRef(0);
   const abort = useRef(null);
   const last = useRef(null);
+  const newest = useRef("");
+  newest.current = versionOf(lists.releases[0]);
   const show = () => reveal(".diagnosis");
 
   const read = async (file, name, known = hints, isAsked = true) => {
@@ -69,7 +74,7 @@ export function DiagnoseArea({ params }) {
       if (isAsked) show();
       const line = answer.findings?.[0]?.evidence?.[0]?.line;
       if (line && mine === round.current) setJump({ line });
-      put({ pictures: await beforeAndAfter(answer, known) });
+      put({ pictures: await beforeAndAfter(answer, known, newest.current) });
     } catch (error) {
       if (error.name === "AbortError") put(NOTHING);
       else
@@ -122,7 +127,7 @@ export function DiagnoseArea({ params }) {
     put(value);
     setState((now) => ({ ...now, stale: Boolean(now.answer || now.error) && !now.shared }));
   };
-  const isRead = !nameFault(t, "model", hints.model) && !nameFault(t, "gpu", hints.gpu) && !(hints.gpus && faultOf(t, "whole", hints.gpus, LIMITS.gpus));
+  const isRead = hints.command.length <= MOST_OF_COMMAND && !nameFault(t, "model", hints.model) && !nameFault(t, "gpu", hints.gpu) && !(hints.gpus && faultOf(t, "whole", hints.gpus, LIMITS.gpus));
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
     setFile(null);
@@ -173,7 +178,7 @@ export function DiagnoseArea({ params }) {
         <ErrorNote error={state.error} />
         {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
         {state.answer && (
-          <Answer answer={state.answer} hints={hints} pictures={state.pictures} onJump={state.log ? (line) => setJump({ line }) : null} />
+          <Answer answer={state.answer} hints={hints} newest={newest.current} pictures={state.pictures} onJump={state.log ? (line) => setJump({ line }) : null} />
         )}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
@@ -225,18 +230,20 @@ function Examples({ onPick }) {
 const SERVED = isLoopback() ? "diagnose.private" : "diagnose.private_elsewhere";
 const privacy = engine.edition === "static" ? "diagnose.private_static" : SERVED;
 
-const inGib = (bytes) => (bytes ? `${(bytes / 2 ** 30).toFixed(2)}GiB` : null);
+const inGib = (bytes) => (bytes ? `${Number((bytes / 2 ** 30).toFixed(4))}GiB` : null);
 
 // What failed, as a setup of Plan: on the card of the user or of the log, with the total that the log prints.
-function failedSetup(answer, hints) {
-  const { model, gpu, vllm, args = {}, gpu_total_bytes, host_limit_bytes } = answer.deployment ?? {};
+// The release is said, too, where it is not the newest one for want of any other.
+function failedSetup(answer, hints, newest) {
+  const { model, gpu, release, release_from, args = {}, gpu_total_bytes, host_limit_bytes } = answer.deployment ?? {};
   const planned = answer.findings?.flatMap(({ fixes }) => fixes).find(({ layout }) => layout);
   const printed = planned?.layout.total_bytes ?? (hints.gpu ? null : (gpu_total_bytes ?? answer.ledger?.seen?.total_bytes));
   const [card, total] = [hints.gpu || gpu, inGib(printed)];
   if (!model || !(card || total)) return null;
   const given = Object.entries(args).filter(([name, value]) => name !== "env" && value !== null && value !== "");
   const machine = { gpu: card || total, gpu_memory: card ? total : null, host_memory: inGib(host_limit_bytes) };
-  return { ...EMPTY, ...machine, model, vllm: vllm ?? null, env: {}, flags: Object.fromEntries(given) };
+  const vllm = release_from === "assumed" && release === newest ? null : (release ?? null);
+  return { ...EMPTY, ...machine, gpus: Number(hints.gpus) || null, model, vllm, env: {}, flags: Object.fromEntries(given) };
 }
 
 // The setup with the flags of the command, not with all that the log resolved.
@@ -247,8 +254,8 @@ async function asCommanded(setup, command) {
 }
 
 // The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
-async function beforeAndAfter(answer, hints) {
-  const failed = failedSetup(answer, hints);
+async function beforeAndAfter(answer, hints, newest) {
+  const failed = failedSetup(answer, hints, newest);
   const fix = answer.findings?.[0]?.fixes?.[0];
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
@@ -306,10 +313,13 @@ function HintFields({ hints, setHints, lists }) {
         onPick={(gpu) => setHints({ ...hints, gpu })}
       />
       <NumberField isOptional kind="whole" label={t("gpus")} limits={LIMITS.gpus} value={hints.gpus} placeholder={t("auto")} onChange={(gpus) => setHints({ ...hints, gpus })} />
+      <ReleaseField value={hints.vllm} releases={lists.releases} unset={t("diagnose.vllm")} onPick={(vllm) => setHints({ ...hints, vllm })} />
       <TextField
+        rows={3}
         label={t("diagnose.command")}
         value={hints.command}
-        placeholder="vllm serve ..."
+        problem={hints.command.length > MOST_OF_COMMAND && t("unread.long", { name: t("diagnose.command"), most: count(MOST_OF_COMMAND) })}
+        placeholder={"vllm serve ...\ndocker run vllm/vllm-openai:v0.11.0 ...\nkind: Deployment"}
         onInput={(command) => setHints({ ...hints, command })}
       />
     </>
@@ -317,8 +327,8 @@ function HintFields({ hints, setHints, lists }) {
 }
 
 // The failed server as a plan to look at and to change: with its first fix, where that changes flags and was planned.
-function planLink(answer, hints, pictures) {
-  const failed = failedSetup(answer, hints);
+function planLink(answer, hints, newest, pictures) {
+  const failed = failedSetup(answer, hints, newest);
   if (!failed) return null;
   const fix = answer.findings?.[0]?.fixes?.[0];
   const isChanged = fix?.layout && Object.keys(fix.flags).length > 0;
@@ -329,7 +339,7 @@ function planLink(answer, hints, pictures) {
 // As on the command line: a cause that is less likely than one in twenty is not mentioned.
 const isMentioned = ({ confidence }) => confidence >= 0.05;
 
-function Answer({ answer, hints, pictures, onJump }) {
+function Answer({ answer, hints, newest, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
   const about = serverWords(answer);
@@ -338,7 +348,7 @@ function Answer({ answer, hints, pictures, onJump }) {
   const where = [about, answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
   const [first, ...rest] = answer.findings;
   const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
-  const plan = planLink(answer, hints, pictures);
+  const plan = planLink(answer, hints, newest, pictures);
   const link = async () => `${location.href.split("#")[0]}${addressOf("diagnose", new URLSearchParams({ report: await packed(answer) }))}`;
   return (
     <>

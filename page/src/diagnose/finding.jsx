@@ -115,7 +115,7 @@ function Fix({ fix, pictures }) {
   return (
     <div class="fix">
       {fix.comment && <p class="note fair"><Prose text={fix.comment} /></p>}
-      {isCommand ? <ToRun plan={{ ...fix, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && !fix.comment?.includes(flagsWords(fix.flags)) && <code>{flagsWords(fix.flags)}</code>}
+      {isCommand ? <ToRun plan={{ ...fix, verdict: pictures?.after.verdict, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && !fix.comment?.includes(flagsWords(fix.flags)) && <code>{flagsWords(fix.flags)}</code>}
       <p>{fix.why}</p>
       {fix.steps?.length > 0 && (
         <ol class="steps">

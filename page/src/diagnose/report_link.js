@@ -29,7 +29,8 @@ export async function unpacked(report) {
 }
 
 // What failed: model, card and release, as far as the log tells.
-export const serverWords = ({ deployment = {} }) =>
+export const serverWords = ({ about, deployment = {} }) =>
+  about ??
   [deployment.model, deployment.gpu ?? (deployment.gpu_total_bytes && gib(deployment.gpu_total_bytes)), deployment.vllm && `vLLM ${deployment.vllm}`]
     .filter((word) => typeof word === "string")
     .join(" · ");

@@ -141,13 +141,14 @@ export function problemWith(error, name, field) {
   return named ? [error.message, error.hint].filter(Boolean).join(" · ") : "";
 }
 
-// A line of text; `onInput` follows every letter, `onChange` waits until the field is left.
+// A line of text, or several `rows`; `onInput` follows every letter, `onChange` waits until the field is left.
 export function TextField({ label, onReset, problem, ...input }) {
   const id = useId();
   const told = (tell) => tell && ((event) => tell(event.target.value));
+  const Written = input.rows ? "textarea" : "input";
   return (
     <Field {...{ id, label, onReset, problem }}>
-      <input {...input} {...wrong(id, problem)} id={id} type="text" onInput={told(input.onInput)} onChange={told(input.onChange)} />
+      <Written {...input} {...wrong(id, problem)} id={id} type={input.rows ? undefined : "text"} onInput={told(input.onInput)} onChange={told(input.onChange)} />
     </Field>
   );
 }

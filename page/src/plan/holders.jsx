@@ -4,7 +4,7 @@ import { engine, inLanes } from "../engine.js";
 import { ErrorNote, NumberField, Status, VerdictBadge, reveal, useFold } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { LIMITS, faultIn } from "../limits.js";
-import { sizeRequestOf, toParams, withFound } from "../setup.js";
+import { sizeRequestOf, toParams, withFound, withGpus } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
 import { count, heldOf, rateRange } from "../units.js";
@@ -28,7 +28,7 @@ export function Holders({ asked, cards, setup, plan, onChange }) {
       const { flags } = await readCommand(row.command);
       const other = row.model === plan?.model ? {} : { model: row.model, config: null, checkpoint_bytes: null };
       keepStep();
-      onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags, ...other }));
+      onChange(withGpus(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags, ...other }), row.count));
       reveal(".sides");
     } catch (error) {
       setState((now) => ({ ...now, error }));

@@ -33,6 +33,7 @@ export function ToRun({ plan, request }) {
   return (
     <section class="to-run" aria-label={t("command.title")}>
       <h2>{t("command.title")}</h2>
+      {plan.verdict === "tight" && <p class="note fair">{t("command.tight")}</p>}
       {request && (
         <Tabs
           label={t("command.title")}
@@ -73,8 +74,9 @@ function useAnswer(name, request) {
 }
 
 // What another release changes for this server.
-export function Upgrade({ setup, plan, lists }) {
+export function Upgrade({ asked, setup, plan, lists }) {
   const t = useText();
+  const fold = useFold(asked);
   const id = useId();
   const releases = lists.releases.map(versionOf).filter((version) => version !== plan?.vllm);
   const [to, setTo] = useState("");
@@ -82,7 +84,7 @@ export function Upgrade({ setup, plan, lists }) {
   const target = releases.includes(to) ? to : releases[0] ?? "";
   const [state, go] = useAnswer("upgrade", { ...request, vllm: plan?.vllm, to: target, language: t.language });
   return (
-    <details class="fold">
+    <details {...fold}>
       <summary>{t("upgrade.title")}</summary>
       <div class="row">
         <label for={id}>{t("upgrade.to", { from: plan?.vllm ?? "" })}</label>

@@ -106,7 +106,7 @@ export function PlanArea({ params, active, fold }) {
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} speeds={[planA.speed, planB.speed]} />}
         <Holders asked={active && fold === "size"} cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
-        <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
+        <Upgrade asked={active && fold === "upgrade"} setup={setups[editing]} plan={shown.plan} lists={lists} />
         <Pack asked={active && fold === "pack"} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
       </div>

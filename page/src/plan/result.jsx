@@ -3,7 +3,7 @@ import { keepStep } from "../address.js";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
 import { Button, Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
-import { takesMoreGpus, withFix } from "../setup.js";
+import { changedSinceMeasured, takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { atOnce, bytesWords, commandLine, count, flagsWords, gib, held, runsAtOnce, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
@@ -84,17 +84,17 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
         {!error && <Status>{t("planning")}</Status>}
       </section>
     );
-  const onApply = onChange && ((flags) => {
+  const onApply = onChange && ((next) => {
     keepStep();
-    onChange(withFix(setup, flags));
+    onChange(next);
   });
-  const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
   return (
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
       {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
       <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
-      <Fixes plan={plan} busy={busy} wish={setup} onApply={onApply} />
+      {onApply && <LostMeasurement setup={setup} plan={plan} onChange={onApply} />}
+      <Fixes plan={plan} busy={busy} wish={setup} onApply={onApply && ((flags) => onApply(withFix(setup, flags)))} />
       <Failure plan={plan} />
       <CardPicture plan={plan} scale={scale} active={hovered} onPart={setHovered} onOpen={(part) => setOpened(part)} />
       <div class="figures">
@@ -108,9 +108,28 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       </div>
       {plan.ranks?.length > 1 && <Ranks ranks={plan.ranks} />}
       {children}
-      {starts && <ToRun plan={plan} request={request} />}
+      {plan.verdict !== "does_not_fit" && <ToRun plan={plan} request={request} />}
       <Notes notes={plan.words.notes} />
     </section>
+  );
+}
+
+// The sizes of a log hold for what it ran: where that was changed, they are left out in words, and not for good.
+function LostMeasurement({ setup, plan, onChange }) {
+  const t = useText();
+  const was = changedSinceMeasured(setup);
+  const names = Object.keys(was);
+  if (!names.length) return null;
+  const now = { ...setup, vllm: plan.vllm };
+  const said = (values) => names.map((name) => (name === "vllm" ? `vLLM ${values.vllm ?? t("measured.newest")}` : (values[name] ?? t("auto")))).join(", ");
+  return (
+    <div class="note fair">
+      <p>{t("measured.lost", { was: said(was), now: said(now) })}</p>
+      <div class="row">
+        <Button kind="small" onClick={() => onChange({ ...setup, ...was })}>{t("measured.back", { was: said(was) })}</Button>
+        <Button kind="small" onClick={() => onChange({ ...setup, measured: null })}>{t("measured.drop")}</Button>
+      </div>
+    </div>
   );
 }
 

@@ -236,6 +236,7 @@ function ByText({ setup, onPick, onRefused, draft }) {
   );
 }
 
+// Another server has wishes of its own; those that no search has answered yet are for it.
 export const withServer = (setup, server) => ({
   ...EMPTY,
   // The example's card is nobody's.
@@ -243,8 +244,9 @@ export const withServer = (setup, server) => ({
   gpus: server.gpus ?? null,
   gpu_memory: server.gpu && server.gpu !== setup.gpu ? null : setup.gpu_memory,
   gpu_used: setup.gpu_used,
-  want_context: setup.want_context,
-  want_users: setup.want_users,
+  want_context: setup.found.length ? null : setup.want_context,
+  want_users: setup.found.length ? null : setup.want_users,
+  budget: setup.budget,
   host_memory: server.host_memory ?? null,
   vllm: server.vllm_named === false ? setup.vllm : server.vllm,
   model: server.model,
@@ -292,19 +294,25 @@ function Machine({ setup, onChange, lists, error }) {
         <Button kind="small" onClick={() => onChange({ ...setup, ...offered, gpu_memory: null })}>{t("gpu.take", offered)}</Button>
       )}
       {size("gpu_used", "0, 2GiB")}
-      <Choice
-        label="vLLM"
-        value={setup.vllm ?? ""}
-        choices={[
-          { value: "", label: lists.releases.length ? t("newest", { version: versionOf(lists.releases[0]) }) : "…" },
-          ...lists.releases.map((release) => ({ value: versionOf(release) })),
-        ]}
-        onPick={(vllm) => onChange({ ...setup, vllm: vllm || null })}
+      <ReleaseField
+        value={setup.vllm}
+        releases={lists.releases}
+        unset={lists.releases.length ? t("newest", { version: versionOf(lists.releases[0]) }) : "…"}
+        onPick={(vllm) => onChange({ ...setup, vllm })}
       />
       {size("gpu_memory", memoryOf(lists.gpus, setup.gpu) || t("auto"))}
       {size("host_memory", t("auto"))}
     </div>
   );
 }
+
+export const ReleaseField = ({ value, releases, unset, onPick }) => (
+  <Choice
+    label="vLLM"
+    value={value ?? ""}
+    choices={[{ value: "", label: unset }, ...releases.map((release) => ({ value: versionOf(release) }))]}
+    onPick={(version) => onPick(version || null)}
+  />
+);
 
 export const versionOf = (release) => (typeof release === "string" ? release : (release?.version ?? ""));

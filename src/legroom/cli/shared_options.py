@@ -142,7 +142,7 @@ def _described_base(args: argparse.Namespace, release: Release | None) -> deploy
     if args.python:
         return deployments.deployment_from_python(args.python, release, "--python")
     if used:
-        return deployments.deployment_from_command(args.line or shlex.join(args.command_words), release)
+        return deployments.deployment_from_text(args.line or shlex.join(args.command_words), release)
     words, args.vllm_words = ["vllm", "serve", *args.vllm_words], []
     return deployments.deployment_from_command(shlex.join(words), release)
 

@@ -89,10 +89,22 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
 
 def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
     """The first server of a file of any kind, or that at index `number`, which must exist; LegroomError without any."""
+    return _deployment_in(Path(path), read_text(Path(path)), requested, number)
+
+
+def deployment_from_text(text: str, requested: Release | None = None) -> Deployment:
+    """The first server of a shell line, or of a pasted manifest or other file; LegroomError without any."""
+    from legroom.deployments.file_kinds import kind_by_first_line
+
+    if "\n" not in text.strip() or kind_by_first_line(text) in (None, "shell"):
+        return deployment_from_command(text, requested)
+    return _deployment_in(Path("the text"), text, requested, None)
+
+
+def _deployment_in(where: Path, text: str, requested: Release | None, number: int | None) -> Deployment:
+    """The first server of the text of a file at `where`, or that at index `number`; LegroomError without any."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
-    where = Path(path)
-    text = read_text(where)
     parts = list(read_file(str(where), text, requested or latest()))
     servers = [server for part in parts for server in part.servers]
     subjects = [subject for part in parts for subject in part.subjects]

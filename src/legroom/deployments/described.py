@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from legroom.deployments.deployment import Deployment, deployment_from_command, thousands_notes
+from legroom.deployments.deployment import Deployment, deployment_from_command, deployment_from_text, thousands_notes
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find
 from legroom.facts.flags import flags_of
@@ -49,7 +49,7 @@ def refuse_two_models(command: str | None, model: str | None) -> None:
     """Raises LegroomError where a command, which starts one model, is given beside the name of another."""
     served = ""
     with suppress(LegroomError):  # a file, or no command: whoever reads it says so
-        served = deployment_from_command(command).args.model if command and model else ""
+        served = deployment_from_text(command).args.model if command and model else ""
     if served and model and served.lower() != model.lower() and (find(served) or served) != (find(model) or model):
         raise LegroomError(f"the command serves {served}, and the model is given as {model}", "leave one of them out")
 

@@ -13,7 +13,8 @@ from legroom.planning.plan_document import as_json
 from legroom.vllm_logs.log_masking import mask_log_values, masked_log_text
 
 _LONGEST_TEXT = 1000
-_DEPLOYMENT = ("model", "vllm", "vllm_note", "engine", "gpu", "gpu_total_bytes", "host_limit_bytes")
+_RELEASE = ("vllm", "vllm_note", "release", "release_from")
+_DEPLOYMENT = ("model", *_RELEASE, "engine", "gpu", "gpu_total_bytes", "host_limit_bytes")
 
 
 def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
         "findings": [finding_json(finding) for finding in diagnosis.findings],
-        "deployment": deployment_json(diagnosis.case),
+        "deployment": deployment_json(diagnosis),
         "memory": memory_json(diagnosis.case),
     }
     if diagnosis.case.oom is not None:
@@ -104,8 +105,9 @@ def _measured_json(fix: Fix) -> dict[str, Any] | None:
     return {**sizes, "derived": [name for name in seen.derived if name in sizes]} if sizes else None
 
 
-def deployment_json(case: Case) -> dict[str, Any]:
-    """Release, model, flags and card of the run, as far as the log shows them."""
+def deployment_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Release, model, flags and card of the run, as far as known, and the release that the plans are for."""
+    case, known = diagnosis.case, diagnosis.known
     startup = case.startup
     args = {
         name: as_json(value)
@@ -116,10 +118,12 @@ def deployment_json(case: Case) -> dict[str, Any]:
         "model": startup.args.model or None,
         "vllm": startup.vllm,
         "vllm_note": logged_release(startup.vllm).note or None if startup.vllm else None,
+        "release": known.release.version if known else None,
+        "release_from": known.release_source if known else None,
         "engine": case.engine.generation or None,
         "gpu": startup.gpu_name,
         "gpu_total_bytes": startup.gpu_total_bytes,
-        "host_limit_bytes": case.host_limit_bytes,
+        "host_limit_bytes": known.host_limit_bytes if known else case.host_limit_bytes,
         "args": args,
     }
 

@@ -17,7 +17,7 @@ from legroom.diagnosis.confidence import (
     first_fix_success_rate,
 )
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Remedies, Strength, proof, reason
-from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
+from legroom.diagnosis.fixes.failed_run import Hints, KnownDeployment, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_dead_ends, checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
@@ -80,6 +80,8 @@ class Diagnosis:
     """What the first cause rests on, which its confidence follows."""
     other_engine: str = ""
     """The id of the message that only an engine other than vLLM prints; empty where the text is vLLM's."""
+    known: KnownDeployment | None = None
+    """What the plans rest on; None where the text is another engine's."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -150,8 +152,11 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(reason("then_the_card", {"weights": gib(made.weights.bytes), "total": gib(made.total_bytes)}))
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
-    notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
-    return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
+    notes = (
+        *((*_assumed_card_notes(planner), *_host_notes(planner)) if findings else ()),
+        *_imported_record_notes(case),
+    )
+    return Diagnosis(case, verdict, findings, notes, wanted, expected, kind, known=planner.known)
 
 
 def _assumed_card_notes(planner: FixPlanner) -> tuple[str, ...]:
@@ -164,6 +169,15 @@ def _assumed_card_notes(planner: FixPlanner) -> tuple[str, ...]:
     # Where a name has two sizes, planning takes the larger one if the weights need it.
     card = planner.failed_plan.target.gpu if planner.failed_plan is not None else card
     return (card.note,)
+
+
+def _host_notes(planner: FixPlanner) -> tuple[str, ...]:
+    """That the container's memory limit is too small for the server, whatever fits on the card; else empty."""
+    limit, made = planner.known.host_limit_bytes, planner.failed_plan
+    if limit is None or made is None or limit >= made.host.held_bytes:
+        return ()
+    holds, enough = gib(made.host.held_bytes), f"{gib(made.host.request_bytes, 0)} is enough"
+    return (f"The container's memory limit, {gib(limit)}, is too small: the server holds about {holds}; {enough}.",)
 
 
 def _imported_record_notes(case: Case) -> list[str]:
@@ -367,7 +381,7 @@ def _plan_remedies(
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
-        fixes = (other_hardware(planner),)
+        fixes = (planner.advised_by_plan() or other_hardware(planner),)
     dead_ends = checked_dead_ends(planner, dead_ends, fixes)
     shares = [first_fix_success_rate(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
     fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))

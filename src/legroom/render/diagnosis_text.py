@@ -14,7 +14,8 @@ from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
 from legroom.facts import diagnosis_texts
 from legroom.facts.diagnosis_texts import Language, heading
-from legroom.facts.releases import logged_release
+from legroom.facts.gpus import gpu_names
+from legroom.facts.releases import latest, logged_release
 from legroom.memory.layout import Layout
 from legroom.render.plan_parts import layout_parts, note_lines, scale_bytes
 from legroom.render.translation import in_language
@@ -25,6 +26,11 @@ from legroom.vllm_logs.log_masking import masked_log_text
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 440
+_RELEASES = {
+    "given": "vLLM {}, as given",
+    "command": "vLLM {}, from the command",
+    "assumed": "vLLM {} assumed, as no release is named",
+}
 
 
 def readings_text(
@@ -93,7 +99,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         _dead_end_lines(first, style, language),
         _verify_lines(diagnosis, first, style, language),
         _less_likely_lines(diagnosis.findings[1:], style, language),
-        note_lines(diagnosis.notes, style),
+        note_lines(in_language(diagnosis.notes, language), style),
     )
 
 
@@ -128,7 +134,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     if phase:
         named = style.paint(heading("phase", language), "dim")
         yield f"{_MARGIN}{named}: {phase} ({_confidence_text(finding.confidence, language)})"
-    about = wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    about = wrap(deployment_text(diagnosis, language), style.width, _MARGIN)
     yield from (style.paint(line, "dim") for line in about)
 
 
@@ -138,13 +144,17 @@ def _confidence_text(probability: float, language: Language) -> str:
     return heading(name, language)
 
 
-def _deployment_text(case: Case, language: Language) -> str:
-    """Model, vLLM release and GPU as far as the log names them, with secrets masked."""
-    startup = case.startup
+def deployment_text(diagnosis: Diagnosis, language: Language) -> str:
+    """Model, vLLM release and GPU as far as the log names them, or where the release is from; secrets are masked."""
+    startup = diagnosis.case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
     release = logged_release(startup.vllm) if startup.vllm else None
     facts_of = f" (with the facts of {release.version})" if release is not None and release.note else ""
-    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", in_language(gpu, language))
+    used = f"vLLM {startup.vllm}{facts_of}" if startup.vllm else ""
+    known = diagnosis.known
+    if known is not None and diagnosis.findings and known.release_source != "log":
+        used = _RELEASES[known.release_source].format(known.release.requested)
+    shown = (startup.args.model, in_language(used, language), in_language(gpu, language))
     return masked_log_text(" · ".join(part for part in shown if part))
 
 
@@ -286,8 +296,22 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
         return
     yield style.paint(f"{heading('verify', language)}:", "bold")
     yield from wrap(how, style.width, _MARGIN)
+    if plan_command := _plan_command(finding):
+        yield from wrap(f"{heading('plan', language)}: {plan_command}", style.width, _MARGIN, _MARGIN * 2)
     if has_story(finding):
         yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
+
+
+def _plan_command(finding: Finding) -> str:
+    """`legroom plan` of the first fix's server, where `plan` alone would take a newer release; else empty."""
+    fix = finding.fixes[0] if finding.fixes else None
+    if fix is None or fix.plan is None or fix.command[:1] != ("vllm",) or fix.plan.target.release == latest():
+        return ""
+    card, release, total = fix.plan.target.gpu, fix.plan.target.release, f"{fix.plan.layout.total_bytes / GIB:.2f}GiB"
+    names = gpu_names().get(card.name)
+    machine = ["--gpu", names[0], *(["--gpu-memory", total] if card.total_source == "given" else [])] if names else []
+    words = ["legroom", "plan", "--vllm", release.version, *(machine or ["--gpu", total]), "--", *fix.command]
+    return masked_log_text(shlex.join(words))
 
 
 def has_story(finding: Finding) -> bool:
@@ -312,9 +336,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a log that does not show the cause: its decisive line, the lines to provide, possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
-    yield from (
-        style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
-    )
+    yield from (style.paint(line, "dim") for line in wrap(deployment_text(diagnosis, language), style.width, _MARGIN))
     case = diagnosis.case
     truncated = case.truncated_error or case.truncated_traceback
     if decisive := case.secondary_failure or truncated or case.unfinished_milestone or case.first_failure:
@@ -343,7 +365,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         return
     mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     yield f"{mark} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
-    yield from wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    yield from wrap(deployment_text(diagnosis, language), style.width, _MARGIN)
     rows = list(_memory_rows(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"

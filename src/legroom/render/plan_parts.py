@@ -13,7 +13,7 @@ from legroom.memory.kv.kv_plan import KvPlan
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Plan, Verdict, cold_start
 from legroom.records import dataclass
-from legroom.units import GIB, KIB
+from legroom.units import GIB, KIB, gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,11 @@ def plan_headline(plan: Plan) -> str:
     where = f"{where} {target.gpu.name}"
     start = f"{short_model_name(target.model.name)} on {where} with vLLM {target.release.version}"
     if plan.verdict == "does_not_fit":
-        return f"{start} will not start."
+        failure = plan.memory.failure
+        if failure is None or failure.id != "host_ram_oom":
+            return f"{start} will not start."
+        holds, limit = gib(failure.needed_bytes), gib(failure.available_bytes)
+        return f"{start} will not start: it holds {holds} of the host's memory at least, and may use {limit}."
     if plan.verdict == "tight" and plan.memory.refused:
         return f"{start} may not start: {plan.memory.refused.hint}."
     if plan.verdict == "tight" and not plan.starts:

@@ -194,8 +194,12 @@ def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "longest", _longest_context_text(plan)
     yield from _first_start_rows(plan)
     needs, limit = plan.host, plan.target.host_limit_bytes
-    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
-    yield "host", f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
+    enough = f"{gib(needs.request_bytes, 0)} is enough"
+    if limit is not None:
+        is_enough = limit >= needs.held_bytes
+        enough = f"{gib(limit, 1)} is enough" if is_enough else f"{gib(limit, 1)} is too small, {enough}"
+    holds = f"it holds about {gib(needs.held_bytes, 1)}, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
+    yield "host", f"a memory limit of {enough}: {holds}"
 
 
 def _longest_context_text(plan: Plan) -> str:

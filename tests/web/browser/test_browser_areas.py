@@ -108,7 +108,7 @@ def test_a_pasted_trace_is_replayed_through_blocks(served, open_page):
     rows = "\n".join(json.dumps({"arrival": index * 0.1, "prompt_len": 400, "output_len": 50}) for index in range(20))
     page = open_page(f"{served.url}#/simulate?s.pool=blocks&s.blocks=400")
     page.get_by_role("button", name="A trace").click()
-    page.locator("textarea").fill(rows)
+    page.locator(".drop textarea").fill(rows)
     replay(page)
     assert "20 of 20 requests served" in page.inner_text(".verdict .headline")
 
@@ -116,10 +116,10 @@ def test_a_pasted_trace_is_replayed_through_blocks(served, open_page):
 def test_a_trace_that_cannot_be_read_is_told(served, open_page):
     page = open_page(f"{served.url}#/simulate?s.pool=blocks&s.blocks=400", errors_are_fine=True)
     page.get_by_role("button", name="A trace").click()
-    page.locator("textarea").fill("no trace at all")
+    page.locator(".drop textarea").fill("no trace at all")
     page.locator(".load .button.primary").click()
     page.wait_for_selector("[role=alert]")
-    assert page.locator("textarea").input_value() == "no trace at all"
+    assert page.locator(".drop textarea").input_value() == "no trace at all"
 
 
 @pytest.mark.parametrize(("size", "language"), EVERYWHERE)

@@ -39,7 +39,7 @@ def test_the_cause_is_told_and_its_line_is_marked_in_the_log(served, open_page, 
 
 def test_a_finding_leads_to_its_entry_in_the_catalog(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
     page.get_by_role("link", name="LR203: the long story").click()
@@ -52,7 +52,7 @@ def test_a_chosen_file_is_read_again_with_what_is_filled_in_later(served, open_p
     page = open_page(f"{served.url}#/diagnose")
     drop(page, "pod.log", SAMPLE.read_bytes())
     wait_for_finding(page)
-    assert "pod.log" in page.locator("textarea").get_attribute("placeholder")
+    assert "pod.log" in page.locator(".drop textarea").get_attribute("placeholder")
     gpu = page.get_by_role("combobox", name="GPU")
     gpu.fill("l4")
     gpu.press("Enter")
@@ -63,7 +63,7 @@ def test_a_chosen_file_is_read_again_with_what_is_filled_in_later(served, open_p
 
 def test_fields_can_be_emptied_and_two_models_are_refused(served, open_page):
     page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     model = page.get_by_role("combobox", name="Model")
     model.fill("Qwen/Qwen3-32B")
     model.press("Enter")
@@ -77,7 +77,7 @@ def test_fields_can_be_emptied_and_two_models_are_refused(served, open_page):
 
 def test_a_kill_without_a_reason_is_named_as_on_the_command_line_and_can_be_sent_as_text(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
-    page.locator("textarea").fill(
+    page.locator(".drop textarea").fill(
         "INFO 01-01 00:00:00 api_server.py:1] vLLM API server version 0.11.0\nExit code 137\n"
     )
     page.get_by_role("button", name="Diagnose", exact=True).click()
@@ -111,7 +111,7 @@ def test_a_diagnosis_opens_in_plan_and_as_a_link_without_the_log(served, open_pa
 def test_what_the_command_line_says_beside_the_command_is_said_here_too(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
     line = SAMPLE.read_text().splitlines()[6]
-    page.locator("textarea").fill(line)
+    page.locator(".drop textarea").fill(line)
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
     assert "Keep your command and change only" in page.inner_text(".finding.first .fix .note")
@@ -149,7 +149,7 @@ def test_what_is_no_log_is_told(served, open_page, body, words):
 def test_a_script_in_a_line_is_text(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
     page.on("dialog", lambda dialog: pytest.fail("a script from a log ran"))
-    page.locator("textarea").fill("<img src=x onerror=alert(1)>\n" + SAMPLE.read_text())
+    page.locator(".drop textarea").fill("<img src=x onerror=alert(1)>\n" + SAMPLE.read_text())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
     assert page.locator(DECISIVE.format(8)).is_visible()
@@ -159,12 +159,12 @@ def test_a_script_in_a_line_is_text(served, open_page):
 
 def test_a_reload_keeps_what_was_pasted(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
     page.reload()
     wait_for_finding(page)
-    assert "max seq len" in page.locator("textarea").input_value()
+    assert "max seq len" in page.locator(".drop textarea").input_value()
 
 
 def test_a_log_of_50_megabytes_does_not_freeze_the_page(served, open_page, tmp_path):
@@ -196,7 +196,7 @@ def test_a_log_of_50_megabytes_does_not_freeze_the_page(served, open_page, tmp_p
 
 def test_a_server_that_died_is_told_and_the_log_is_kept(served, open_page):
     page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     page.route("**/api/diagnose*", lambda route: route.abort())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     page.wait_for_selector("[role=alert]")
@@ -210,7 +210,7 @@ def test_a_refusal_of_the_server_is_shown_in_its_own_words(served, open_page):
     page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
     error = '{"error": {"message": "the log is over the limit", "hint": "cut it", "exit_code": 2}}'
     page.route("**/api/diagnose*", lambda route: route.fulfill(status=413, content_type="application/json", body=error))
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     page.wait_for_selector("[role=alert]")
     assert "the log is over the limit" in page.inner_text("[role=alert]")
@@ -245,7 +245,84 @@ def test_a_fixed_server_with_another_checkpoint_opens_as_an_estimate_at_its_verd
 
 def test_a_log_without_its_reason_has_the_headline_of_the_command_line(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
-    page.locator("textarea").fill("INFO: vLLM API server version 0.11.2\nINFO: Shutting down\n")
-    page.locator("textarea").press("Control+Enter")
+    page.locator(".drop textarea").fill("INFO: vLLM API server version 0.11.2\nINFO: Shutting down\n")
+    page.locator(".drop textarea").press("Control+Enter")
     page.wait_for_selector("h2.cause")
     assert page.inner_text("h2.cause") in ("The lines that say why are not in this text.", "No problem found.")
+
+
+MANIFEST = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: vllm}
+spec:
+  containers:
+  - name: vllm
+    image: vllm/vllm-openai:v0.11.0
+    args: ["--model", "meta-llama/Llama-3.1-8B"]
+    resources:
+      limits: {nvidia.com/gpu: 1, memory: 27Gi}
+"""
+NO_RELEASE = (
+    "Model loading took 14.9888 GiB memory and 8.214 seconds\nAvailable KV cache memory: 1.91 GiB\n"
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (1.91 GiB). Based on the available memory, the estimated "
+    "maximum model length is 15616.\n"
+)
+
+
+def diagnose(page: Any, command: str, vllm: str = "") -> None:
+    page.locator(".drop textarea").fill(NO_RELEASE)
+    page.locator(".hints textarea").fill(command)
+    page.locator(".hints input").nth(1).fill("l4")
+    page.get_by_label("vLLM", exact=True).select_option(vllm)
+    page.locator(".log-input .button.primary").click()
+    page.wait_for_selector(".before-after .card-svg")
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_the_release_of_a_manifest_travels_to_its_files_and_to_plan(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/diagnose", size=size, language=language, dark=size == "phone")
+    diagnose(page, MANIFEST)
+    said = {"en": "vLLM 0.11.0, from the command", "zh": "vLLM 0.11.0（来自命令）"}[language]
+    assert said in page.inner_text(".finding.first .verdict p")
+    assert "KV 1.91 GiB" in page.inner_text(".before-after")
+    page.get_by_role("button", name="Kubernetes").click()
+    page.wait_for_selector(".to-run .file")
+    assert "vllm-openai:v0.11.0" in page.inner_text(".to-run .file pre")
+    keep_screenshot(page)
+    page.locator(".actions a.button").first.click()
+    page.wait_for_selector(".legend-row.part-kv")
+    assert "vllm=0.11.0" in page.url and "host_memory=27GiB" in page.url
+    assert page.inner_text(".legend-row.part-kv .figure") == "1.91 GiB"
+
+
+def test_a_release_that_nobody_names_is_said_to_be_assumed_and_can_be_chosen(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    diagnose(page, "vllm serve meta-llama/Llama-3.1-8B")
+    assert "assumed, as no release is named" in page.inner_text(".finding.first .verdict p")
+    diagnose(page, "vllm serve meta-llama/Llama-3.1-8B", "0.10.2")
+    wait_until(page, "document.querySelector('.finding.first .verdict p')?.innerText.includes('vLLM 0.10.2, as given')")
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_another_release_says_that_the_measurement_is_lost_and_leads_back(
+    served, open_page, keep_screenshot, size, language
+):
+    page = open_page(f"{served.url}#/diagnose", size=size, language=language, dark=language == "zh")
+    diagnose(page, MANIFEST)
+    page.locator(".actions a.button").first.click()
+    page.wait_for_selector(".legend-row.part-kv")
+    page.locator(".machine").get_by_label("vLLM", exact=True).select_option("0.32.0")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('0.32.0')")
+    lost = page.locator(".result > .note.fair")
+    lost.wait_for()
+    assert "0.11.0" in lost.inner_text() and "0.32.0" in lost.inner_text()
+    wait_until(page, "location.hash.includes('vllm=0.32.0') && location.hash.includes('measured=')")
+    keep_screenshot(page)
+    page.reload()
+    lost.wait_for()
+    lost.get_by_role("button").first.click()
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('0.11.0')")
+    wait_until(page, "document.querySelector('.legend-row.part-kv .figure').innerText === '1.91 GiB'")
+    assert lost.count() == 0

@@ -192,7 +192,7 @@ def test_a_command_asks_for_its_card_where_only_the_example_names_one(served, op
     page = open_page(f"{served.url}#/plan")
     verdict(page)
     page.get_by_role("button", name="Command").click()
-    page.locator("textarea").first.fill("vllm serve Qwen/Qwen3-8B --max-model-len 8192")
+    page.locator(".drop textarea").first.fill("vllm serve Qwen/Qwen3-8B --max-model-len 8192")
     page.get_by_role("button", name="Read it").click()
     page.wait_for_selector("text=Which GPU?")
     page.get_by_role("combobox", name="GPU").fill("l4")
@@ -483,7 +483,7 @@ def test_a_broken_config_is_told_and_nothing_is_lost(served, open_page):
 def test_two_settings_are_compared_side_by_side(served, open_page, keep_screenshot):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
     verdict(page)
-    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("button", name="Compare two settings").click()
     page.get_by_label("vLLM", exact=True).select_option("0.19.0")
     page.wait_for_selector(".differences")
     wait_until(page, "document.querySelectorAll('.verdict p')[1]?.innerText.includes('0.19.0')")
@@ -863,3 +863,50 @@ def test_fewer_gpus_than_a_search_took_take_its_flags_back_and_one_card_has_a_wi
     wait_until(page, "location.hash.includes('gpus=1&') && location.hash.includes('found=')")
     assert page.get_by_label("Tokens for each user").input_value() == "16k"
     assert "1 x NVIDIA GeForce RTX 4090" in verdict(page)
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_a_tight_plan_keeps_its_command_and_files_with_the_caveat(served, open_page, keep_screenshot, size, language):
+    address = "#/plan?model=llama-3.1-8b&gpu=l4&max_model_len=16384&host_memory=6GiB"
+    page = open_page(f"{served.url}{address}", size=size, language=language, dark=language == "zh")
+    assert "8.00 GiB" in verdict(page) and "6.00 GiB" in verdict(page)
+    told = {"en": "Tight: it may not start", "zh": "余量很小：可能无法启动"}[language]
+    assert told in page.inner_text(".to-run .note.fair")
+    page.get_by_role("button", name="Kubernetes").click()
+    page.wait_for_selector(".to-run .file")
+    limit = {
+        "en": "a memory limit of 6.0 GiB is too small, 13 GiB is enough",
+        "zh": "内存上限 6.0 GiB 太小，13 GiB 就够",
+    }
+    assert limit[language] in page.inner_text(".pool")
+    keep_screenshot(page)
+
+
+def test_no_two_buttons_of_the_plan_have_one_name_and_upgrade_is_in_the_navigation(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_role("link", name="Upgrade", exact=True).click()
+    page.get_by_role("button", name="Compare the releases").wait_for()
+    names = page.locator(".results button:visible").all_inner_texts()
+    compare = [name for name in names if name.startswith("Compare")]
+    assert sorted(compare) == ["Compare the releases", "Compare two settings"]
+
+
+def test_another_command_keeps_the_budget_and_no_answered_wish(served, open_page):
+    asked = "want_context=4096&want_users=2&budget=3&found=max_model_len&max_model_len=4096"
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&{asked}")
+    verdict(page)
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator(".inputs textarea").fill("vllm serve Qwen/Qwen3-8B")
+    page.get_by_role("button", name="Read it").click()
+    wait_until(page, "location.hash.includes('Qwen3-8B')")
+    assert "budget=3" in page.url and "want_users" not in page.url
+
+
+def test_cards_that_were_given_are_not_asked_for(served, open_page):
+    found = "want_context=4096&want_users=2&found=tensor_parallel_size,gpus&tensor_parallel_size=2&gpus=2"
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&max_model_len=4096&{found}")
+    wait_until(page, "document.querySelector('.verdict .badge')?.innerText === 'Needs 2 cards'")
+    page.get_by_label("How many").fill("2")
+    wait_until(page, "document.querySelector('.verdict .badge')?.innerText === 'Fits'")
+    assert "tensor_parallel_size=2" in page.url

@@ -32,7 +32,7 @@ def test_a_log_is_diagnosed_in_the_browser_and_sent_nowhere(static_url, open_pag
     page = open_static(open_page, f"{static_url}#/diagnose")
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.method != "GET" else None)
-    page.locator("textarea").fill(SAMPLE.read_text())
+    page.locator(".drop textarea").fill(SAMPLE.read_text())
     page.get_by_role("button", name="Diagnose", exact=True).click()
     page.wait_for_selector(".finding.first")
     assert sent == []

@@ -67,13 +67,24 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 def longest_fitting_len(case: Case) -> int | None:
     """The longest max_model_len in tokens that fits according to the log; None where it is not printed."""
-    for id_ in ("kv_tokens_short", "estimated_max_len"):
-        if (fits := case.number(id_, "fits_len_count") or 0) > 0:
-            return fits
+    if (printed := _printed_len(case)) is not None:
+        return printed
     wanted, needed, has = _printed_shortage(case)
     if wanted is None or needed is None or has is None or needed <= 0 or has <= 4 * _ROUNDED:
         return _tokens_of_blocks(case)
     return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
+
+
+def _printed_len(case: Case) -> int | None:
+    """The longest max_model_len that fits, as vLLM prints it; None where it does not."""
+    lengths = (case.number(id_, "fits_len_count") or 0 for id_ in ("kv_tokens_short", "estimated_max_len"))
+    return next((length for length in lengths if length > 0), None)
+
+
+def _at_least(case: Case) -> str:
+    """`at least `, where the length that fits is computed from rounded sizes; empty where vLLM prints it."""
+    is_computed = _printed_len(case) is None and _printed_shortage(case)[1] is not None
+    return "at least " if is_computed else ""
 
 
 def _tokens_of_blocks(case: Case) -> int | None:
@@ -115,7 +126,8 @@ def _explanation(case: Case) -> str:
         if not held or (is_noise and not fixed):
             return f"{short} {held:,} tokens fit, by vLLM's own estimate." if held else short
         rate = f"{(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
-        return f"{short} At {rate}{f' and {gib(fixed)} whatever its length' if fixed else ''}, {held:,} tokens fit."
+        rate += f" and {gib(fixed)} whatever its length" if fixed else ""
+        return f"{short} At {rate}, {_at_least(case)}{held:,} tokens fit."
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
@@ -273,7 +285,8 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
     limit, wanted = model_limit(planner), checked_len(planner.case)
     flags = {"max_model_len": min(kept, limit or kept)}
-    why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    holds = f"The pool holds one request of {_at_least(planner.case)}{fits:,} tokens."
+    why, trades = holds, "requests longer than this are refused"
     if flags["max_model_len"] < fits != limit:
         why += f" Rounded down to a multiple of {step:,}: the pool varies from start to start."
     if limit and wanted > limit:

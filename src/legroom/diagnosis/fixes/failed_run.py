@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.fixes.log_accounting import deduce_total_bytes, pool_bytes
@@ -20,7 +20,7 @@ from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
 from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
-from legroom.units import GIB, gib
+from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import ServeArgs, is_given
 from legroom.vllm.command_line import any_release_words, command, with_settings, without_secrets
 from legroom.vllm_logs.log_sources import names_a_file
@@ -53,6 +53,10 @@ class Hints:
     """Whether model folders that the log or the command names may be read."""
 
 
+ReleaseSource = Literal["given", "log", "command", "assumed"]
+"""Who names the release of a run: the user, the log, the image of the user's command, or nobody."""
+
+
 @dataclass(frozen=True)
 class KnownDeployment:
     """What is known of the failed deployment: from the log, else from the user."""
@@ -72,6 +76,9 @@ class KnownDeployment:
     """False: there may be more ranks than the log shows."""
     total_deduced: bool = False
     """The card's total is computed from other figures of the log."""
+    release_source: ReleaseSource = "assumed"
+    host_limit_bytes: int | None = None
+    """The memory limit of the server's container."""
 
 
 _NOT_REPEATED = ("unknown", "removed", "not_yet")  # Problems of a flag for which it is left out of a command.
@@ -81,7 +88,8 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     """The failed deployment from the log, the user's hints and values deduced from both."""
     startup = case.startup
     release, release_known = _release_in_use(case, hints)
-    args, gpus, line = startup.args, hints.gpus, None
+    source: ReleaseSource = "given" if hints.vllm is not None else "log" if startup.vllm else "assumed"
+    args, gpus, line, limit = startup.args, hints.gpus, None, case.host_limit_bytes
     lost: tuple[str, ...] = ()
     if hints.command:
         deployment = given_deployment(hints, release if release_known else None)
@@ -90,9 +98,9 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
         line = deployment.args
         lost = tuple(problem.flag for problem in deployment.problems if problem.kind in _NOT_REPEATED)
         args = merge_args(line, args if startup.args_known else _UNSET)
-        gpus = gpus or deployment.gpu_count
+        gpus, limit = gpus or deployment.gpu_count, limit or deployment.memory_limit_bytes
         if not release_known and deployment.release_hint:
-            release, release_known = deployment.release, True
+            release, release_known, source = deployment.release, True, "command"
     if hints.model:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local_model(args.model):
@@ -111,8 +119,9 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     card = _find_gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
     ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen) or _stated_ranks(case) > 1
+    ranks = max(args.engine_ranks, seen)
     return KnownDeployment(
-        args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
+        args, release, release_known, card, gpus, total, rebuilt, ranks, ranks_known, deduced, source, limit
     )
 
 
@@ -144,15 +153,12 @@ def _stated_ranks(case: Case) -> int:
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
     """The server that the user's command line, or the file it names, starts."""
-    from legroom.deployments.deployment import (  # only where a line was given
-        deployment_from_command,
-        deployment_from_file,
-    )
+    from legroom.deployments.deployment import deployment_from_file, deployment_from_text  # only for a given line
 
     line = hints.command or ""
     if hints.local_models and names_a_file(line):
         return deployment_from_file(line, release)
-    return deployment_from_command(line, release)
+    return deployment_from_text(line, release)
 
 
 def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
@@ -215,6 +221,19 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         return None
 
 
+def plan_of_started_run(made: Plan) -> Plan | None:
+    """The plan of a run that served although by `made` it does not start: its pool held one request at least, so what
+    that lacks is taken off the peak. None where the peak is not what the plan has too much of."""
+    from legroom.planning.plan import plan
+
+    layout, needed = made.layout, made.memory.kv.needed_bytes
+    missing = needed - layout.kv_cache.bytes
+    if made.settings.kv_cache_memory_bytes is not None or not 0 < missing <= layout.activation.bytes:
+        return None
+    started = plan(_with_pool(made, needed), made.args)
+    return started if started.starts else None
+
+
 def _logged_model(args: ServeArgs) -> Model:
     """The model with its draft, by the names that the log prints; without a draft of which nothing is known."""
     from legroom.vllm.resolve import with_draft
@@ -255,16 +274,20 @@ def _is_far_below(made: Plan, case: Case) -> bool:
 
 
 def _with_logged_pool(made: Plan, case: Case) -> Target:
-    """The plan's target with its activation peak changed so that the planned KV pool equals the logged one."""
+    """The plan's target whose KV pool is the logged one with the most of its rounding error that prints alike, as in
+    vLLM's estimate of the length."""
     pool, tokens = pool_bytes(case), case.number("kv_tokens_short", "fits_len_count")
     if pool is None and tokens and not case.startup.explicit_kv:
         pool = made.memory.kv.shape.needed_bytes(tokens)
-    if pool is None or made.settings.kv_cache_memory_bytes is not None:
-        return made.target
+    is_given = pool is None or made.settings.kv_cache_memory_bytes is not None
+    return made.target if pool is None or is_given else _with_pool(made, pool + GIB // 200 - MIB)
+
+
+def _with_pool(made: Plan, pool: int) -> Target:
+    """The plan's target with its activation peak changed so that the planned KV pool has `pool` bytes."""
     seen = made.target.seen or Measurements(source="this log")
-    # The rounding error of the printed pool is added to the pool, as in vLLM's estimate of the length.
     layout = made.layout
-    peak = layout.activation.bytes + layout.kv_cache.bytes - pool - GIB // 200
+    peak = layout.activation.bytes + layout.kv_cache.bytes - pool
     # The sum is measured, so none of its terms has a band.
     terms: dict[str, Any] = {"weights_bytes": layout.weights.bytes, "non_torch_bytes": layout.non_torch.bytes}
     # What the model's peak is too much for, its graphs are, too.

@@ -46,7 +46,14 @@ class FailedServer:
     def failed_plan(self) -> Plan | None:
         """The failed run as a plan; None where model or GPU is not known, or the log contradicts it."""
         made = failed_run.plan_of_failed_run(self.case, self.known)
-        return None if made is not None and self.case.was_ready and not made.starts else made
+        is_refuted = made is not None and self.case.was_ready and not made.starts
+        return failed_run.plan_of_started_run(made) if made is not None and is_refuted else made
+
+    @cached_property
+    def refuted_plan(self) -> Plan | None:
+        """The plan of a run that served, by which it cannot have started; None where there is no such plan."""
+        is_refuted = self.failed_plan is None and self.case.was_ready
+        return failed_run.plan_of_failed_run(self.case, self.known) if is_refuted else None
 
     @cached_property
     def model(self) -> Model | None:

@@ -89,12 +89,18 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
 
     # No pool is there yet, while graphs are measured, that a larger share could make larger.
     held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
-    held = [end for end in held if _meets_conditions(planner.case, end.when)]
+    held = [end for end in held if _meets_conditions(planner.case, end.when) and not _is_in_use(planner, end)]
     known, total = planner.accounting, planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
     if known.pool_bytes is not None and known.request_bytes:
         needed = planner.utilization + (known.request_bytes - known.pool_bytes) / total
         held = [end for end in held if "and more" not in end.action or needed > MAX_UTILIZATION]
     return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
+
+
+def _is_in_use(planner: FixPlanner, end: DeadEnd) -> bool:
+    """Whether a dead end warns of a share to which the failed run was raised already."""
+    rule = _FORBIDDEN.match(end.action)
+    return rule is not None and rule[3] is not None and planner.utilization >= float(rule[3])
 
 
 def _meets_conditions(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
@@ -299,7 +305,7 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
         if made is None and not planner.known.ranks_known and not planner.failed_plan.starts:
             return replace(fix, is_unplanned=True)  # the failed run itself does not start on so few ranks
         return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
-    return None if planner.accounting.refuses(memory_flags) else fix
+    return None if planner.refuses(memory_flags) else fix
 
 
 def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:

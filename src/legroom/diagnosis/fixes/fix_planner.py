@@ -14,8 +14,9 @@ from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.failed_server import FailedServer
 from legroom.diagnosis.fixes.tried_changes import is_between_failures
 from legroom.facts.flags import flags_changing
+from legroom.facts.releases import latest
 from legroom.memory.deployment_memory import Measurements
-from legroom.units import GIB, MIB, cdiv
+from legroom.units import GIB, MIB, cdiv, gib
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class FixPlanner(FailedServer):
             return None
         if flags.get("cpu_offload_gb") and not self.can_offload_weights:
             return None
-        if self.failed_plan is None and self.accounting.refuses(flags):
+        if self.failed_plan is None and self.refuses(flags):
             return None
         if planned is not None:
             from legroom.planning.advice import why as in_numbers
@@ -79,6 +80,23 @@ class FixPlanner(FailedServer):
             why += _caveat_without_log(planned)
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
         return Fix(kind, why, dict(flags), dict(env or {}), steps, trades=trades, plan=planned, before=before)
+
+    def refuses(self, flags: Mapping[str, Any]) -> bool:
+        """Whether by the log's figures, or by a plan that the log has refuted already, these flags cannot start."""
+        made = self.plan_as_asked(flags) if flags and self.refuted_plan is not None else None
+        return self.accounting.refuses(flags) or (made is not None and made.verdict == "does_not_fit")
+
+    def advised_by_plan(self) -> Fix | None:
+        """Fix: what `legroom plan` advises where by the plan the run cannot have served; else None."""
+        from legroom.planning.advice import with_advice
+
+        if (made := self.refuted_plan) is None or not (advice := with_advice(made).advice):
+            return None
+        failure = made.memory.failure
+        short = {"needed": gib(failure.needed_bytes), "available": gib(failure.available_bytes)} if failure else {}
+        kind = kinds_of_changes().get(next(iter(advice[0].flags)), "max_model_len")
+        why, flags = reason("cannot_have_served", short), dict(advice[0].flags)
+        return Fix(kind, why, flags, trades=advice[0].trades, command=self.command(flags), plan=advice[0].plan)
 
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
@@ -183,8 +201,9 @@ class FixPlanner(FailedServer):
         """The failed run's target after changing these flags: its model, GPUs and the measurements that stay valid."""
         from legroom.facts.model_sources import load
 
-        assert self.failed_plan is not None
-        target, args = self.failed_plan.target, replace(self.failed_plan.args, **flags)
+        base = self.failed_plan or self.refuted_plan
+        assert base is not None
+        target, args = base.target, replace(base.args, **flags)
         model = load(str(flags["model"])) if "model" in flags else target.model
         seen = measurements_after(target.seen, flags)
         return replace(target, model=model, gpus=max(target.gpus, args.gpus_needed), seen=seen)
@@ -320,7 +339,7 @@ class FixPlanner(FailedServer):
         from legroom.planning.plan import plan
 
         try:
-            base = self.failed_plan
+            base = self.failed_plan or self.refuted_plan
             return plan(self._target_with(flags), replace(base.args, **flags)) if base is not None else None
         except NOT_PLANNABLE:
             return None
@@ -372,7 +391,9 @@ def _caveat_without_log(made: Plan) -> str:
     says = {"tight": f"calls it tight: {other.reason}", "does_not_fit": "expects that it does not start"}.get(
         other.verdict
     )
-    return beyond + (f" Without this log, legroom plan {says}." if says else "")
+    used = other.target.release
+    option = "" if used == latest() else f" --vllm {used}"
+    return beyond + (f" Without this log, legroom plan{option} {says}." if says else "")
 
 
 def bytes_without_kv(layout: Layout) -> int:

@@ -163,13 +163,16 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
         yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
-def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
-    """Fix: smaller steps and pool, where `total` bytes of the card exceed the `needed` weights and overhead."""
+def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix | None:
+    """Fix: smaller steps and pool, where `total` bytes of the card exceed the `needed` weights and overhead; None where
+    by its plan that does not start."""
     short = planner.case.ledger.shortage_bytes + GIB
     flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
     share = math.floor((planner.utilization - short / total) * 100) / 100
     if planner.case.ledger.shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
         flags["gpu_memory_utilization"] = share
+    if (made := planner.plan_as_asked(flags)) is not None and made.verdict == "does_not_fit":
+        return None
     why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
     command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
@@ -180,8 +183,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     """Fix: the cards or checkpoints with the memory that is needed; smaller steps where this card should have it."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
-    if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":
-        return _less_beside_weights(planner, needed, total)
+    if needed is not None and total is not None and planner.case.site != "load":
+        less = _less_beside_weights(planner, needed, total) if needed + BESIDE_BYTES < total else None
+        if less := less or planner.pull_lever("shorter context", reason("weights_fit", {"total": gib(total)})):
+            return less
     why = "Smaller weights, more GPUs or larger ones hold it."
     is_loading = planner.case.site in ("", "build", "load", "quant")
     if total is not None and needed is None and oom is not None and oom.torch_bytes is not None and is_loading:

@@ -108,7 +108,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.render.diagnosis_text import finding_title, has_story, verdict_headline, verify_text
+    from legroom.render.diagnosis_text import deployment_text, finding_title, has_story, verdict_headline, verify_text
 
     command, model, gpu, vllm = (request.get(name) or None for name in ("command", "model", "gpu", "vllm"))
     refuse_two_models(command, model)
@@ -121,6 +121,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
             title = finding_title(finding, language, run.other_engine if run else "")
             how = verify_text(run, finding, language) if run else ""
             row |= {"title": title, "has_story": has_story(finding), "verify": how}
+        document["about"] = deployment_text(run, language) if run else ""
         is_known = run is not None and run.proven_findings
         document["headline"] = document["findings"][0]["title"] if is_known else verdict_headline(run, language)
     return document

@@ -215,7 +215,8 @@ def resource_requests(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
-    why = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
+    checkpoint = f"the checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB)"
+    why = f"{host.request_bytes // GIB}Gi is enough; with this much {checkpoint} stays in the page cache, too."
     if host.limit_bytes == host.given_limit_bytes:
         why = "As given; what the page cache lacks is read from disk again."
     limits = {"memory": Commented(why, f"{host.limit_bytes // GIB}Gi"), **cards}
