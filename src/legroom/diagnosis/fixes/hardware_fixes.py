@@ -205,7 +205,7 @@ def other_hardware(planner: FixPlanner) -> Fix:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         if max(gpu.total_bytes for gpu in all_gpus()) > card * GIB > (total or 0) + GIB:
             larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
-        count = 1 << math.ceil(math.log2(ranks * card * GIB / (total or GIB * card)))
+        count = 1 << max(math.ceil(math.log2(ranks * card * GIB / (total or GIB * card))), 0)
         if count > max(2 * ranks, _RANKS_OF_NODE):
             flags = f"--tensor-parallel-size {_RANKS_OF_NODE} --pipeline-parallel-size {count // _RANKS_OF_NODE}"
             more = f"{count} of these GPUs: {flags}"
