@@ -720,3 +720,14 @@ def test_a_block_of_comments_in_a_built_service_is_read_in_one_pass():
     text = f"services:\n  web:\n    build: .\n{comments}  llm:\n    image: vllm/vllm-openai:latest\n    command: --model org/m\n"
     rules = {each.rule for each in lint_texts([("compose.yaml", text)], LintOptions()).findings}
     assert "image-moving" in rules
+
+
+def test_a_predictor_with_many_deep_lines_is_read_in_one_pass():
+    """A line that begins with blanks can be read in one way only, or forty of them need 10^40 steps."""
+    args = "            - --flag=a\n" * 40
+    text = (
+        "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata:\n  name: llm\nspec:\n  predictor:\n"
+        f"    containers:\n        - name: vllm\n          image: vllm/vllm-openai:latest\n          args:\n{args}"
+    )
+    rules = {each.rule for each in lint_texts([("isvc.yaml", text)], LintOptions()).findings}
+    assert "image-moving" in rules
