@@ -114,7 +114,7 @@ def gpu(name: str) -> Gpu:
     if _SIZE.fullmatch(name):
         return _card_of_size(name)
     named = [_SEVERAL_OF_ONE.fullmatch(each.strip()) for each in _AND.split(name)]
-    if len(named) > 1 and all(named):
+    if len(named) > 1 and all(each and _find_gpu(each[2]) for each in named):
         parts = [(each[2], int(each[1] or 1)) for each in named if each]
         smallest = min((card for card, _ in parts), key=lambda each: gpu(each).total_bytes)
         hint = f"write --gpu {smallest} --gpus {sum(count for _, count in parts)}"

@@ -214,7 +214,7 @@ def _is_hardly_usable(case: Case) -> bool:
     _, needed, has = _printed_shortage(case)
     if not wanted and needed and has is not None:
         return has * _HARDLY_USABLE_PART < needed
-    return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // 2)
+    return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // _MIN_LENGTH_GAIN)
 
 
 def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:
