@@ -717,7 +717,8 @@ def test_long_comments_of_a_service_are_passed_in_one_go():
 def test_a_block_of_comments_in_a_built_service_is_read_in_one_pass():
     """Comments are blanked by spaces; a pattern that can read such a line in two ways needs 2^60 steps for sixty."""
     comments = "    # a line that says nothing of the image\n" * 60
-    text = f"services:\n  web:\n    build: .\n{comments}  llm:\n    image: vllm/vllm-openai:latest\n    command: --model org/m\n"
+    llm = "  llm:\n    image: vllm/vllm-openai:latest\n    command: --model org/m\n"
+    text = f"services:\n  web:\n    build: .\n{comments}{llm}"
     rules = {each.rule for each in lint_texts([("compose.yaml", text)], LintOptions()).findings}
     assert "image-moving" in rules
 

@@ -15,9 +15,14 @@ from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.releases import latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes, make_target, with_measurements
 from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack, pack_json
-from legroom.planning.packing.needs import OtherProgram, PackedServer, with_own_names_and_ports
+from legroom.planning.packing.needs import (
+    SERVER_OPTIONS,
+    OtherProgram,
+    PackedServer,
+    packed_server,
+    with_own_names_and_ports,
+)
 from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
-from legroom.planning.packing.packed_server import SERVER_OPTIONS, packed_server
 from legroom.planning.packing.placement import Card, Shift, offered_cards
 from legroom.render.pack_text import pack_text
 from legroom.units import parse_bytes

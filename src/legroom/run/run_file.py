@@ -16,10 +16,9 @@ from typing import Any
 
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
-from legroom.files import replace_file, runs_folder
+from legroom.files import replace_file, runs_folder, single_process
 from legroom.live.kernel_memory import Cgroup, KernelAccount
 from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
-from legroom.process_lock import single_process
 
 
 class ProcessRecord:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.files import single_process
 from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
@@ -21,7 +22,6 @@ from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.live.run_record import failed_under_way, with_start_reason
 from legroom.masking import masked
-from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
 from legroom.sidecar.action_policy import ACTION_NAMES
 from legroom.sidecar.decisions import RemedySearch

@@ -1,7 +1,8 @@
-"""The memory of one packed server on each of its cards, and the bounds of its KV cache."""
+"""One server to pack: its options, its memory on each of its cards, and the bounds of its KV cache."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -11,13 +12,16 @@ from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
 from legroom.memory.server_states import residue
-from legroom.planning.plan import Target
+from legroom.planning.plan import Policy, Target
 from legroom.planning.search_space import CapacityGoal, blocks_of_request
 from legroom.records import dataclass
-from legroom.units import cdiv
+from legroom.units import cdiv, parse_length, parse_whole
 from legroom.vllm.args import EngineSettings, ServeArgs, other_value
-from legroom.vllm.resolve import resolve
+from legroom.vllm.resolve import resolve, served_model
 from legroom.vllm.traits import is_pooling
+
+SERVER_OPTIONS = ("--want-context", "--want-concurrency", "--weight", "--name")
+_OPTION = re.compile(rf"(?<!\S)({'|'.join(SERVER_OPTIONS)})(?:=|\s+)(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +191,33 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
         useful = min(useful, settings.max_num_batched_tokens / length + 1)
     most = max(blocks, math.ceil(useful * request + 1)) * block
     return (given, given, block) if given else (blocks * block, most, block)
+
+
+def split_command(command: str) -> tuple[dict[str, str], str]:
+    """(the options of `legroom pack` in a server's command by name, the command without them)."""
+    return dict(_OPTION.findall(command)), _OPTION.sub("", command)
+
+
+def packed_server(
+    options: Mapping[str, str], target: Target, args: ServeArgs, policy: Policy, sleep_level: int = 1
+) -> PackedServer:
+    """The server with its name, weight and goal; LegroomError for an option that cannot be read."""
+    text = options.get("--weight", "1")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < 1e6:
+        raise LegroomError(f"--weight {text} is not a share", "write it like --weight 2")
+    goal = _capacity_goal(options, args, policy)
+    return PackedServer(options.get("--name") or default_name(args), target, args, weight, goal, sleep_level)
+
+
+def _capacity_goal(options: Mapping[str, str], args: ServeArgs, policy: Policy) -> CapacityGoal | None:
+    """The context and concurrency that the server is to hold; None where the options state neither."""
+    context, concurrency = (options.get(f"--want-{name}") for name in ("context", "concurrency"))
+    if context is None and concurrency is None:
+        return None
+    usual = args.max_model_len or served_model(args).max_position_embeddings
+    tokens = parse_length(context, "--want-context") if context else usual
+    return CapacityGoal(tokens, float(parse_whole(concurrency or "1", "--want-concurrency", 1, 10**6)), policy=policy)

@@ -153,9 +153,8 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.machine import Machine, card_and_used_bytes, make_target
     from legroom.planning.packing.gpu_packing import PackRequest, pack_json
     from legroom.planning.packing.gpu_packing import pack as pack_servers
-    from legroom.planning.packing.needs import with_own_names_and_ports
+    from legroom.planning.packing.needs import packed_server, split_command, with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
-    from legroom.planning.packing.packed_server import packed_server, split_command
     from legroom.planning.packing.placement import offered_cards
     from legroom.render.pack_text import capacity_text, change_texts, pack_headline, split_texts
 
