@@ -105,7 +105,7 @@ class Case:
 
     @cached_property
     def is_npu(self) -> bool:
-        """Whether the card is an Ascend NPU, by a word or by a file of its plugin."""
+        """Whether the card is an Ascend NPU: a line names an NPU or vllm-ascend, or a file of that plugin."""
         return any(_OF_NPU.search(f"{item.at} {item.text}") for item in self.evidence)
 
     @property
@@ -113,29 +113,29 @@ class Case:
         """The lines that a person wrote, where they describe the failure in words; else empty."""
         return tuple(line for _, line in self.words.lines) if self.words is not None else ()
 
-    def tells(self, words: re.Pattern[str]) -> bool:
-        """Whether this pattern matches in a recognised line, or in one that a person wrote."""
-        return any(map(words.search, (*(item.text for item in self.evidence), *self.written_lines)))
+    def tells(self, pattern: re.Pattern[str]) -> bool:
+        """Whether this pattern matches in a recognised line, or in one that a person wrote about the failure."""
+        return any(map(pattern.search, (*(item.text for item in self.evidence), *self.written_lines)))
 
     @property
     def generates(self) -> bool:
-        """Whether the engine's own lines show tokens being generated."""
+        """Whether the engine's periodic statistics (`Avg generation throughput`) show tokens being generated."""
         return any(float(str(item.facts.get("generated_ratio", 0))) > 0 for item in self.all("engine_stats"))
 
     @property
     def failed_share(self) -> float:
-        """The lowest gpu_memory_utilization that the text says failed, with nothing else changed; 1 where none did."""
+        """The lowest gpu_memory_utilization that, by the text, failed with nothing else changed; 1 where none did."""
         alone = (settings for settings, worked in self.reported if not worked and len(settings) == 1)
         return min((share for settings in alone if (share := settings.get("gpu_memory_utilization"))), default=1.0)
 
     @property
     def host_limit_bytes(self) -> int | None:
-        """The container's memory limit in the text, in bytes: the larger of limits and requests; else None."""
+        """The container's memory limit that the text states, in bytes, the largest of several; None without one."""
         return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=0) or None
 
     @cached_property
     def first_failure(self) -> Evidence | None:
-        """The first failure in time over all ranks, else the first exception; None without either."""
+        """The earliest failure over all ranks, errors before warnings; else the first exception; None if neither."""
         failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
         if not failures:
             return self.first("exception")
@@ -148,14 +148,14 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last logged error that states a reason; None without one."""
+        """The last logged error that gives a reason: no supervisor's notice, no cut-off line. None without one."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)
 
     @cached_property
     def truncated_error(self) -> Evidence | None:
-        """An error at the end of the text of which only the beginning is there; None without one."""
+        """The error that the end of the text cuts off in the middle; None without one."""
         last = self.last("exception")
         if last is None or last.line + WINDOW_LINES <= self.lines:
             return None
@@ -168,12 +168,12 @@ class Case:
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:
-        """The last line that reports only that another process had failed before, not why; None without one."""
+        """The last line that reports only that another process failed before it, not why; None without one."""
         return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
 
     @cached_property
     def truncated_traceback(self) -> Evidence | None:
-        """A traceback at the end of the text without the error it leads to; None without one."""
+        """The traceback at the end of the text whose error line is missing; None without one."""
         tracebacks = [item for item in (*self.traceback_frames[:1], *self.all("traceback")) if not item.is_warning]
         last, error = tracebacks[-1] if tracebacks else None, self.last_error
         later = (item for item in (error, self.secondary_failure) if item is not None)
@@ -181,7 +181,7 @@ class Case:
 
     @cached_property
     def was_ready(self) -> bool:
-        """Whether the server had finished starting."""
+        """Whether the server had finished starting, by its own lines or by what only a running server logs."""
         if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line", "engine_dead"):
             return True
         # Old releases used as a library log nothing after the graphs, or in eager mode after the size of the pool.
@@ -237,7 +237,7 @@ class Case:
 
     @cached_property
     def frames(self) -> frozenset[str]:
-        """Ids of the known vLLM functions in the traceback of the first failure, or in the stack of a black box."""
+        """Ids (`frame_logits` ...) of known vLLM functions in the first failure's traceback or a black box's stack."""
         if self.recorded_frames:
             return self.recorded_frames
         frames = [evidence for evidence in self._evidence_near_failure() if evidence.role == "frame"]
@@ -256,7 +256,7 @@ class Case:
         return bool(printed) and not self.was_ready and any(item.line > printed[-1] for item in self.all("traceback"))
 
     def _evidence_near_failure(self) -> Iterator[Evidence]:
-        """The evidence up to 200 lines before and 60 after the first failure, per rank that fails; all without one."""
+        """Evidence from 200 lines before to 60 after the first failure, times the failing ranks; all if none failed."""
         failure = self.first_failure
         if failure is None:
             yield from self.evidence
@@ -288,7 +288,7 @@ class Case:
 
     @cached_property
     def phase_reached(self) -> Phase | None:
-        """The latest phase that a line logged before the first failure belongs to; None where none is logged."""
+        """The latest phase of start-up or serving logged before the first failure; None where none is logged."""
         order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
         passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
         if not passed:
@@ -340,7 +340,7 @@ class Case:
 
     @property
     def _captures_no_graphs(self) -> bool:
-        """Whether the engine's configuration line names no eager mode, as before 0.2.7, which brought CUDA graphs."""
+        """Whether the release is older than CUDA graphs (0.2.7): its configuration line does not name enforce_eager."""
         banner = self.first("server_banner")
         return banner is not None and "tokenizer_mode=" in banner.text and "enforce_eager=" not in banner.text
 
@@ -351,12 +351,12 @@ class Case:
 
     @cached_property
     def has_site_frame(self) -> bool:
-        """Whether a traceback frame shows the failing allocation's site, and not only the last start-up step."""
+        """Whether a traceback frame, not only the last start-up step, shows in which code the allocation failed."""
         return any(self.frames & frames for _, _, frames in _SITES)
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The phase in which the first failure happened, else the one that was reached; None where none is logged."""
+        """The phase in which the first failure happened, else the last one logged before it; None if none is."""
         failure = self.first_failure
         site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
@@ -381,7 +381,7 @@ class Case:
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
-    """Where the allocation failed (`build`, `profile`, `kv` ...) by traceback, else step or sizes; or empty."""
+    """A black box's failed allocation with the fields of torch's message, at log line `line`; None without sizes."""
     request, card, allocator = record.request, record.card, record.allocator
     if request is None or request.wanted_bytes is None or allocator is None:
         return None
@@ -473,7 +473,7 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
 
 
 def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
-    """Whether there is unified memory, WSL, a training framework or an integrated GPU, by messages and total bytes."""
+    """Whether memory is unified, and WSL, a trainer or an AMD APU is in use, by messages and total bytes in the log."""
     items = tuple(evidence)
     ids = {item.id for item in items}
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
@@ -491,6 +491,6 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
 
 
 def _is_integrated_amd_gpu(oom: TorchOom) -> bool:
-    """Whether the total is no card's (whole 4 GiB less some MiB) but a share of the RAM, as of an AMD APU."""
+    """Whether an AMD GPU's total is a share of the RAM, as an APU's: no card has one so far from whole 4 GiB."""
     total = oom.total_bytes or 0
     return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

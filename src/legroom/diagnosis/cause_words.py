@@ -41,22 +41,22 @@ class WordEvidence:
     lines: tuple[tuple[int, str], ...]
 
     def proof(self, cause: str) -> Evidence:
-        """The line whose words favour this cause most; `clause` quotes its part that says half of it, if one does."""
+        """The line that speaks most for this cause; its fact `clause` quotes the part that makes half of the case."""
         fitted = _classifier()
         at = fitted.causes.index(cause)
         mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in self.vector}
         gains = {token: share * (fitted.weights[token][at] - mean[token]) for token, share in self.vector.items()}
-        number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
+        number, line = max(self.lines, key=lambda each: _summed_gain(each[1], gains))
         line = line.strip()
         quotes = [quote for part in _CLAUSE_END.split(line) for quote in wrap(part, _QUOTED_CHARS)]
-        clause = max(quotes, key=lambda quote: _gain_of(quote, gains), default="")
+        clause = max(quotes, key=lambda quote: _summed_gain(quote, gains), default="")
         total = sum(gain for gain in gains.values() if gain > 0)
-        facts = {"clause": clause} if 2 * _gain_of(clause, gains) >= total else {}
+        facts = {"clause": clause} if 2 * _summed_gain(clause, gains) >= total else {}
         return Evidence("words_told", "platform", number, line[:400], facts, is_told=True)
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How often each word stands in the lines; a word of the title counts several times."""
+        """How often each stemmed word stands in the lines; each in the first line, the title, counts three times."""
         title = self.lines[:1] * (_TITLE_COUNTS - 1) if len(self.lines) > 1 else ()
         return Counter(word for _, line in (*title, *self.lines) for word in words(line))
 
@@ -69,7 +69,7 @@ class WordEvidence:
 
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
-    """Likelihoods of the causes by the lines that a person wrote; None for a log, or too few known words."""
+    """Likelihoods of the causes by the prose of `text`, without `printed` log lines; None with too few known words."""
     shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
     # A sentence that quotes the error too is no description alone, and counts beside one.
     quoting = {item.line for item in printed if item.id.endswith("_told") and item.id != "story_told"} & shown
@@ -84,12 +84,12 @@ def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None
 
 
 def words(text: str) -> Iterator[str]:
-    """The stemmed words of a text, and the parts of compound ones; a quantity as its kind: `#gib`, `#number`."""
+    """The stemmed words of a text, also the parts of hyphenated ones; a size or number as its kind, as `#gib`."""
     return (stem for stem, _ in _spellings(text))
 
 
 def _spellings(text: str) -> Iterator[tuple[str, str]]:
-    """Each word as (its stem, or of a number or size `#` and its kind, spelling in the text)."""
+    """(stem, spelling in the text) of each word; for a number or size `#` and its kind (`#gib`) stand as the stem."""
     for match in _TOKEN.finditer(text.lower()):
         kind, token = str(match.lastgroup), match[0]
         if kind == "unspaced":
@@ -121,13 +121,14 @@ def concepts(text: str) -> tuple[str, ...]:
 
 
 def description_vector(
-    counts: Mapping[str, int], spoken_of: Sequence[str], rarity: Mapping[str, float]
+    counts: Mapping[str, int], concept_tags: Sequence[str], rarity: Mapping[str, float]
 ) -> dict[str, float]:
-    """TF-IDF weights of known words, and one weight for each concept: two vectors of length 1, less for few."""
+    """TF-IDF weights of the words in `counts` that `rarity` (word -> IDF) knows, and one equal weight for each of
+    `concept_tags`; each of the two parts has a length near 1, less where it has few entries."""
     weighed = {word: (1 + math.log(count)) * rarity[word] for word, count in counts.items() if word in rarity}
     length = math.hypot(*weighed.values(), _FEW_WORDS_LENGTH)
-    share = 1 / math.sqrt(len(spoken_of) + _FEW_CONCEPTS)
-    return {word: weight / length for word, weight in weighed.items()} | dict.fromkeys(spoken_of, share)
+    share = 1 / math.sqrt(len(concept_tags) + _FEW_CONCEPTS)
+    return {word: weight / length for word, weight in weighed.items()} | dict.fromkeys(concept_tags, share)
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,6 @@ def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
     return {cause: math.exp(score - max(scores)) for cause, score in zip(fitted.causes, scores, strict=True)}
 
 
-def _gain_of(line: str, gains: Mapping[str, float]) -> float:
-    """The sum of the `gains` of the words and concepts in one line."""
+def _summed_gain(line: str, gains: Mapping[str, float]) -> float:
+    """The sum of `gains` (word or concept -> how far it speaks for a cause) over the words and concepts of one line."""
     return sum(gains.get(token, 0.0) for token in {*words(line), *concepts(line)})

@@ -19,7 +19,8 @@ _DISPUTED_STEPS = 2  # A second cause within so many steps of strength disputes 
 
 
 def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence for the likeliest cause; `strengths`: those of all causes, highest first."""
+    """The kind of evidence behind the likeliest cause. `strengths`: of all causes, highest first; `is_memory`: whether
+    that cause is a shortage of memory; `is_incomplete`: whether decisive lines are missing."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
@@ -48,7 +49,7 @@ FixGround = Literal["plan", "figures", "printed", "experience", "lookalike"]
 
 @cache
 def first_fix_success_rate(ground: FixGround) -> float:
-    """The fraction of recorded first fixes that worked, of those with this ground: (worked + 1) / (given + 2)."""
+    """The fraction of recorded first fixes on this ground that worked, smoothed: (worked + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["fixes"][ground]
     return float((counts["worked"] + 1) / (counts["given"] + 2))
 

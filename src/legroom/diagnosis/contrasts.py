@@ -29,7 +29,7 @@ def _words(name: str) -> re.Pattern[str]:
 
 
 def _features(text: str) -> Features:
-    """The known features, and each word that the JSON value of a flag in `text` gives, such as a method's name."""
+    """(pattern of its names, setting, value when off) of each known feature, and of words in `text`'s JSON flags."""
     rows = [*read_data("evidence.json")["features"]]
     for flag, value in _words("json_flag").findall(text):
         rows += ([re.escape(word), flag.replace("-", "_"), None] for word in _words("json_word").findall(value))
@@ -37,7 +37,7 @@ def _features(text: str) -> Features:
 
 
 def contrasts(text: str, release: Release) -> Iterator[Contrast]:
-    """Each group of settings that a clause outside of logs and commands says the server started or failed with."""
+    """(settings, whether the server started with them, clause) for each clause of prose that tells of such a trial."""
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
     features = _features(text)
@@ -78,7 +78,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
 
 
 def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
-    """(gpu_memory_utilization values, told without another setting, that failed; those that left no KV pool)."""
+    """Of gpu_memory_utilization values told with no other setting: (those that failed, those that left no KV pool)."""
     alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
     failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]
     starved = {share for share, where in failed if share and _words("starved").search(where)}
@@ -97,12 +97,12 @@ def share_bounds(text: str) -> tuple[float, float] | None:
 
 
 def is_attempt(clause: str) -> bool:
-    """Whether a clause tells of a change that was tried in vain after the failure."""
+    """Whether a clause tells of a change that was tried after the failure and did not help."""
     return bool(_words("attempt").search(clause))
 
 
-def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
-    """The (setting, value) pairs of a clause; with `shares`, a bare fraction is a gpu_memory_utilization."""
+def _mentions(clause: str, release: Release, bare_shares: bool) -> Iterator[tuple[str, Any]]:
+    """The (setting, value) pairs of a clause; with `bare_shares`, a bare fraction is a gpu_memory_utilization."""
     told = [(mention.name, mention.newest) for mention in mentions(clause)]
     yield from told
     for match in _words("mention").finditer(clause):
@@ -111,7 +111,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
             continue
         if (value := getattr(with_setting(ServeArgs(), name, match["value"] or "", release), name)) is not None:
             yield name, value
-    alone = [float(one or other) for one, other in _words("share_alone").findall(clause)] if shares else []
+    alone = [float(one or other) for one, other in _words("share_alone").findall(clause)] if bare_shares else []
     if alone:
         yield "gpu_memory_utilization", alone[0]
     variables = _words("variable").findall(clause)
@@ -119,7 +119,8 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 
 
 def _remedies(clause: str, last_flag: str, features: Features) -> Iterator[tuple[str, Any]]:
-    """(setting, its value when off, or None) for each that a clause says to leave out; eager mode is (name, True)."""
+    """(setting, value that leaves it out, else None) for each setting or feature that a clause says to leave out;
+    `last_flag` is what `it` means there. Eager mode gives (`enforce_eager`, True)."""
     for pattern, name, value in features:
         if any(_words("switched_off").match(clause, match.end()) for match in pattern.finditer(clause)):
             yield name, value
@@ -138,12 +139,12 @@ def _remedies(clause: str, last_flag: str, features: Features) -> Iterator[tuple
 
 
 def _features_off(text: str, features: Features) -> Iterator[tuple[str, Any]]:
-    """(setting, its value without the feature) for each of the `features` that the text begins with."""
+    """(setting, its value without the feature) for each of the `features` with whose name the text begins."""
     return ((name, value) for pattern, name, value in features if pattern.match(text))
 
 
 def attempts_in_vain(text: str) -> Iterator[Mapping[str, Any]]:
-    """Setting -> value, or `tried NAME` -> `lower`, `raise` or empty, of each trial that by the text did not help."""
+    """Setting -> value (`tried NAME` -> `lower`, `raise` or empty) of each trial that, by the text, did not help."""
     plain = "\n".join(plain_lines(text.split("\n")))
     sentences = [sentence for sentence in setting_words("sentence").split(plain) if sentence.strip()]
     is_list = False
@@ -158,7 +159,7 @@ def attempts_in_vain(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _tried_settings(sentence: str) -> Iterator[Mapping[str, Any]]:
-    """One mapping for each value, switch, variable, release or bare name of a setting in a trial's sentence."""
+    """One mapping, setting -> value, for each value, switch, variable, release or bare name in a trial's sentence."""
     valued = set()
     for mention in mentions(sentence):
         values = mention.values[-1:] if mention.is_change else mention.values

@@ -139,7 +139,7 @@ def memory_json(case: Case) -> dict[str, Any]:
 
 
 def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The card when the allocation failed, as planned at each moment (`load` ...), and tensors of the failed size."""
+    """The card's memory as the allocation failed and as planned at each moment, and tensors of the failed size."""
     wanted = [
         {"tensor": each.name, "terms": each.how, "bytes": each.bytes, "setting": each.setting or None}
         for each in diagnosis.wanted
@@ -149,6 +149,6 @@ def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _ledger_entries(ledger: Ledger) -> dict[str, int]:
-    """The ledger's known entries in bytes, by name."""
+    """The ledger's known figures: name of the field -> bytes."""
     entries = {name: getattr(ledger, name) for name in ledger.__dataclass_fields__}
     return {name: value for name, value in entries.items() if value is not None}

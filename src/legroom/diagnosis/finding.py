@@ -60,13 +60,13 @@ class Fix:
 
 @cache
 def known_fix(name: str) -> Fix:
-    """A fix that is the same for every run (`diagnosis_texts.json`)."""
+    """The fix `name` of `diagnosis_texts.json`, which is the same for every run; KeyError for an unknown name."""
     row = read_data("diagnosis_texts.json")["fixes"][name]
     return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
 
 
 def kinds_of_changes() -> Mapping[str, FixKind]:
-    """Name of a planning lever, or of a memory setting -> the kind of fix that a change of it is."""
+    """Name of a lever of `legroom plan`, or of a memory setting -> the kind of fix that a change of it is."""
     return cast(Mapping[str, FixKind], read_data("diagnosis_texts.json")["fix_kinds"])
 
 
@@ -144,7 +144,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The first six evidence lines to show under a finding, in log order, without None and repetitions."""
+    """The first six distinct evidence lines, in log order, to show under a finding; None among `items` is skipped."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

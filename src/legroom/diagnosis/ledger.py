@@ -32,14 +32,14 @@ class Ledger:
 
     @property
     def outside_torch_bytes(self) -> int | None:
-        """Used on the card outside this process's torch, by itself or by others; None where not printed."""
+        """Bytes in use on the card outside this process's torch, by itself or by others; None where not printed."""
         if self.total_bytes is None or self.free_bytes is None or self.allocated_bytes is None:
             return None
         return self.total_bytes - self.free_bytes - self.allocated_bytes - (self.unused_bytes or 0)
 
     @property
     def unowned_bytes(self) -> int:
-        """Bytes outside torch whose owner is not printed, where too many for one process's CUDA context; else 0."""
+        """Bytes outside torch of unprinted owners, where over a fifth of the card, as no CUDA context is; else 0."""
         outside = self.outside_torch_bytes
         if outside is None or self.total_bytes is None or self.other_processes_bytes is not None:
             return 0
@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def free_exceeds_request(self) -> bool:
-        """Whether the card had clearly more free memory than requested, so that another limit applied."""
+        """Whether clearly more was free than requested (5 % and 64 MiB at least), so that another limit applied."""
         if self.free_bytes is None or self.wanted_bytes is None:
             return False
         return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
@@ -76,7 +76,7 @@ class Ledger:
 
 
 def ledger_of(oom: TorchOom | None) -> Ledger:
-    """The ledger of torch's out-of-memory message; its only listed process is this one. Empty for None."""
+    """One card's memory by torch's OOM message, in whose process list one entry may be this process; empty for None."""
     if oom is None:
         return Ledger()
     others: int | None = None

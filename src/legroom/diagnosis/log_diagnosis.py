@@ -61,7 +61,7 @@ class LogContents:
 
 
 def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
-    """Evidence and start-up events of all passages; of too much evidence the middle is dropped."""
+    """Evidence and start-up events of all passages; of more than 20,000 pieces of evidence the middle is dropped."""
     contents = LogContents()
     for passage in passages:
         contents.evidence += evidence_in(passage)
@@ -75,7 +75,7 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
 
 
 def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
-    """Line numbers at which another attempt begins (a command or heading) after one that failed, and fails too."""
+    """Numbers of the lines, commands or headings, that begin an attempt which failed after an earlier one did."""
     failures = [item.line for item in evidence if is_own_failure(item) or (item.number("available_bytes") or 1) <= 0]
     lines = text.split("\n") if len(failures) > 1 else []
     told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
@@ -86,7 +86,7 @@ def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
 
 
 def split_services(contents: LogContents) -> list[LogContents]:
-    """The contents by service, the one that failed last at the end; lines without a name belong to every service."""
+    """The contents by service, the one that failed last at the end; lines that name no service go to every one."""
     services = contents.services
     names = {services[event.line_number] for event in contents.events if event.line_number in services}
     if len(names) < 2:
@@ -102,9 +102,9 @@ def split_services(contents: LogContents) -> list[LogContents]:
     return sorted(parts, key=lambda part: max((item.line for item in part.evidence if item.role in FAILING), default=0))
 
 
-def _service_cases(contents: LogContents, source: str, lines: int, attempts: Sequence[int]) -> tuple[Case, ...]:
-    """The cases of every service; the last case of each has the last runs of the others in `neighbours`."""
-    runs = [cases for part in split_services(contents) if (cases := split_runs(part, source, lines, attempts))]
+def _service_cases(contents: LogContents, source: str, line_count: int, attempts: Sequence[int]) -> tuple[Case, ...]:
+    """The cases (runs) of every service; the last of each has the last start-ups of the others as `neighbours`."""
+    runs = [cases for part in split_services(contents) if (cases := split_runs(part, source, line_count, attempts))]
     last = [cases[-1].startup for cases in runs]
     return tuple(
         replace(case, neighbours=tuple(other for other in last if other is not case.startup)) if len(runs) > 1 else case
@@ -113,26 +113,26 @@ def _service_cases(contents: LogContents, source: str, lines: int, attempts: Seq
     )
 
 
-def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
-    """One case for every run, in log order, at most the last 20. `attempts`: numbers of lines that begin another."""
+def split_runs(contents: LogContents, source: str, line_count: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
+    """One case a run, in log order, at most the last 20. `attempts`: numbers of lines that begin another run."""
     starts = list(split_starts(contents.events))[-MAX_RUNS:] or ([[]] if attempts else [])
     if not starts:
         # A command or a failure alone is no report of a server.
         no_report = {"failure_told"} if contents.words else {"failure_told", "vllm_named"}
         is_report = bool({item.id for item in contents.evidence} - no_report) or _tells_of_memory(contents.words)
-        return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
+        return (_make_case(contents.evidence, Startup(), source, line_count),) if is_report else ()
     bounds = [events[0].line_number if events else 0 for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
     if attempts and len(starts) == 1:
         bounds = [0, *attempts]
-        spans = pairwise((*bounds, lines + 2))
+        spans = pairwise((*bounds, line_count + 2))
         starts = [[event for event in contents.events if first <= event.line_number < last] for first, last in spans]
     cases = []
     for number, events in enumerate(starts):
-        last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
+        last = bounds[number + 1] if number + 1 < len(bounds) else line_count + 2
         own = [i for i in contents.evidence if bounds[number] <= i.line < last or (attempts and i.id == "gpus_listed")]
         startup = _with_utilization(startup_of(events), events) if events else Startup()
-        cases.append(_make_case(own, startup, source, lines))
+        cases.append(_make_case(own, startup, source, line_count))
     return tuple(cases)
 
 
@@ -153,7 +153,7 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
 
 
 def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with SIGKILLs by a shutting-down server or by hand as symptoms, unless the OOM killer is named."""
+    """The evidence, SIGKILLs by a server that shuts down or by hand turned into symptoms, unless an OOM is named."""
     ending = next((item.line for item in evidence if item.id == "self_kill"), float("inf"))
     by_hand = {item.line for item in evidence if item.id == "killed_by_hand"}
     return [
@@ -187,7 +187,7 @@ def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _is_plausible(item: Evidence) -> bool:
-    """Whether the line's free bytes exceed neither the card's total nor the desired bytes, and a hang is no warning."""
+    """Whether the line can be true: free bytes within total and desired ones; a hang that happened, not a warning."""
     if item.id == "hang_told":
         return not _MAY_HANG.search(item.text)
     free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
@@ -195,7 +195,8 @@ def _is_plausible(item: Evidence) -> bool:
 
 
 def _with_false_oom(item: Evidence, is_of_objects: bool) -> Evidence:
-    """The evidence; as `false_oom` where a free XPU or AMD GPU refused, as `garbage_length` for an absurd size."""
+    """The evidence, its id `false_oom` where a nearly free XPU or AMD GPU refused a small request, `garbage_length`
+    where more than the card was requested and the text has a collective of Python objects (`is_of_objects`)."""
     oom = parse_torch_oom(item) if item.id == "torch_oom" else None
     if is_of_objects and oom is not None and oom.wanted_bytes > (oom.total_bytes or math.inf):
         return replace(item, id="garbage_length")
@@ -207,8 +208,8 @@ def _with_false_oom(item: Evidence, is_of_objects: bool) -> Evidence:
     return replace(item, id="false_oom") if is_false and is_tiny else item
 
 
-def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
-    """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
+def _make_case(items: Sequence[Evidence], startup: Startup, source: str, line_count: int) -> Case:
+    """The case, engine and platform detected from the evidence, implausible lines out and vLLM's own kills demoted."""
     # What runs out beside the host's RAM is RAM unless its line names the card; a start's summary has free memory, too.
     is_of_host = any(item.id in ("ray_node_memory", "host_ram_told") for item in items)
     own = [i for i in items if i.id != "torch_oom_unsized" or not is_of_host or _OF_CARD.search(i.text)]
@@ -218,9 +219,8 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
         own = [item for item in own if item.id != "wrong_output"]  # what crashes explains the answers, too
     evidence = _promote_described_failures(_demote_own_kills(_without_other_attempts(own)))
-    return Case(
-        tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
-    )
+    engine, platform = detect_engine(evidence, startup), detect_platform(evidence, startup)
+    return Case(tuple(evidence), startup, engine, platform, source, line_count)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,8 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
 
 
 def _file_kind(text: str) -> str:
-    """What kind of container file the text is and nothing else; empty for a log, or objects with their state."""
+    """`Dockerfile`, `Kubernetes manifest` or `compose file` if the text is only that; empty for logs or live
+    objects."""
     lines = [line for line in text.replace("\\\n", " ").split("\n") if line[:1].strip()]
     lines = [line for line in lines if not line.startswith(("#", "---", "- "))]
     if lines and all(_INSTRUCTION.match(line) for line in lines):
@@ -276,7 +277,7 @@ def _file_kind(text: str) -> str:
 
 
 def _names_no_vllm(case: Case, text: str) -> bool:
-    """Whether there are sentences beside the failure, and neither they nor the log's lines name vLLM."""
+    """Whether sentences stand beside the failure, and neither they nor the log's lines name vLLM or its settings."""
     is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
     if is_known or case.traceback_frames or case.has("trainer") or prose("names_vllm").search(text):
         return False
@@ -351,7 +352,7 @@ def _with_pasted_command(
 
 
 def _settings_of_failure(text: str, failure_line: int | None) -> dict[str, Any]:
-    """Setting -> value that the sentence of the failure states; empty where no command stands above it."""
+    """Setting -> value in the line that tells of the failure; empty unless commands stand in the text, all above it."""
     lines = text.split("\n")
     is_below = max((end for _, end, _ in command_lines(lines)), default=math.inf) < (failure_line or 0)
     return stated_settings([*sentence_lines(lines)][(failure_line or 0) - 1]) if is_below else {}
@@ -360,7 +361,7 @@ def _settings_of_failure(text: str, failure_line: int | None) -> dict[str, Any]:
 def _too_small_share(
     earlier: Sequence[Case], text: str, attempts: Sequence[int], release: Release | None
 ) -> float | None:
-    """The largest gpu_memory_utilization of the earlier attempts whose KV pool was too small; None without one."""
+    """The largest gpu_memory_utilization of `earlier` attempts whose KV pool was too small; None without one."""
     lines, spans = text.split("\n"), pairwise((1, *attempts))
     shares = [
         pasted_command("\n".join(lines[first - 1 : then - 1]), None, release)[1].gpu_memory_utilization
@@ -371,7 +372,7 @@ def _too_small_share(
 
 
 def _mismatch(args: ServeArgs, case: Case) -> int:
-    """How badly flags fit the logged max_model_len, utilization and ranks: 0 they fit, 1 not known, 2 they cannot."""
+    """How badly flags fit the logged max_model_len, utilization and ranks: 0 they fit, 1 unknown, 2 they cannot."""
     check = case.first("kv_bytes_short", "kv_tokens_short")
     length, share = check.number("max_model_len_count") if check else None, args.gpu_memory_utilization
     printed = (item.facts.get("utilization_ratio") for item in case.all("free_below_desired"))
@@ -388,7 +389,7 @@ def _mismatch(args: ServeArgs, case: Case) -> int:
 
 
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
-    """The case with these settings, and this card, where its own lines show none."""
+    """The case with these settings, and this name of a card, where its own lines show none."""
     startup = replace(case.startup, args=merge_args(args, case.startup.args))
     check = case.first("kv_bytes_short", "kv_tokens_short")
     length = startup.concurrency_len if (startup.max_concurrency or 1) < 1 else None

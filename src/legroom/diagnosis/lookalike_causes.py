@@ -28,7 +28,7 @@ _LEVEL_CHARS = 160  # The logger's level stands within this many characters of a
 
 
 def other_engine(case: Case) -> Evidence | None:
-    """A line of another engine, where nothing in the text is vLLM's; else None."""
+    """The line that shows another engine (SGLang, llama.cpp ...), where nothing in the text is vLLM's; else None."""
     is_named = case.has("vllm_named", *_OF_VLLM) or any("vllm" in item.text.lower() for item in case.evidence)
     with_rollouts = any(prose("rollouts").search(item.text) for item in case.all("trainer"))
     beside = ["engine_trainer", "engine_llm_compressor"] if is_named or with_rollouts or case.has("story_told") else []
@@ -52,7 +52,7 @@ def other_engine(case: Case) -> Evidence | None:
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
-    """(look-alike of a memory failure, its line) that comes first, errors before warnings; None if of another cause."""
+    """(non-memory failure, its line) that comes first, errors before warnings; None without, or of another cause."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
@@ -81,7 +81,7 @@ def _explains_errors(case: Case, stop: Evidence) -> bool:
 
 
 def assess_lookalike(case: Case, cause: str) -> Assessment | None:
-    """Assesses the first look-alike in the log if it is of this cause; None otherwise."""
+    """Assesses the first non-memory failure in the log that looks like one of memory, if of this cause; else None."""
     match = first_lookalike(case, cause)
     if match is None:
         return None
@@ -105,7 +105,7 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
 
 
 def named_remedy(message: str) -> str | None:
-    """What an error's own `message` calls for: a known lever, what it advises, or what it says does not go together."""
+    """What an error's `message` calls for: a setting, its own advice, or what it says does not go together; or None."""
     texts = read_data("diagnosis_texts.json")
     for rows in (texts["named_levers"], texts["named_clashes"]):
         for pattern, text in rows:
@@ -117,7 +117,7 @@ def named_remedy(message: str) -> str | None:
 
 
 def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
-    """The fixes without the steps that only vLLM has, else the search for the line among the engine's issues."""
+    """The fixes without flags or steps that only vLLM has, then a search of the issues of the engine `name`."""
     steps: tuple[str, ...] = (f"search the issues of {name} on GitHub for the marked line",)
     search = Fix("report", "Its project knows its own builds and flags.", steps=steps)
     for fix in fixes:
@@ -128,7 +128,7 @@ def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
 
 
 def _matched_line(kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> MatchedLine:
-    """The matched log line, with the look-alike's default words for facts that the line does not name."""
+    """The values in the matched log line, with the look-alike's default words for those that the line lacks."""
     line = MatchedLine(evidence.facts, evidence, planner)
     line.defaults = kind.unnamed
     return line
@@ -140,7 +140,7 @@ def is_informational(evidence: Evidence) -> bool:
 
 
 def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
-    """How strongly the line shows the look-alike, lowered where the log shows a real shortage."""
+    """How strongly the line shows the look-alike, lowered where the log shows a real shortage or the run went on."""
     if kind.id.startswith("asks_") and any(item.role in (*FAILING, "exception", "symptom") for item in case.evidence):
         return Strength.NONE  # what fails outweighs what is asked
     if case.has("nccl_oom"):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -41,7 +42,7 @@ def _whole_pieces(line: MatchedLine) -> str:
 
 
 def _captured(pattern: str, text: str) -> str | None:
-    """What the first group of this pattern captures in a text; None without a match."""
+    """What the first group of the regular expression `pattern` captures in a text; None without a match."""
     match = re.search(pattern, text)
     return match[1] if match else None
 
@@ -81,14 +82,10 @@ def _upgrade_step(line: MatchedLine) -> str:
     return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
 
 
-def _dotted_capability(which: str) -> Callable[[MatchedLine], str | None]:
-    """A function that reads the line's fact `which` (`80`) as a compute capability (`8.0`); None if no number."""
-
-    def dotted(line: MatchedLine) -> str | None:
-        digits = line.get(which, "")
-        return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
-
-    return dotted
+def _dotted_capability(fact: str, line: MatchedLine) -> str | None:
+    """The line's fact named `fact` (`80`) as a compute capability (`8.0`); None where it is no number."""
+    digits = line.get(fact, "")
+    return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
 
 
 def _attention_backend_step(line: MatchedLine) -> str:
@@ -119,16 +116,12 @@ def _timeout_step(line: MatchedLine) -> str:
     return reason("longer_timeouts")
 
 
-def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
-    """A function that says where a line's `kind`, symbol or library, is from (part 0) or how to repair it (part 1)."""
-
-    def origin_text(line: MatchedLine) -> str:
-        named = (line.get(key, "") for key in ("object", "library", "module"))
-        name = f"{line.get('symbol', '')} {''.join(named)}".lower()
-        rows = read_data("lookalikes.json")["origins"][kind]
-        return line.fill(next(str(row[1 + part]) for row in rows if re.search(row[0], name)))
-
-    return origin_text
+def _origin_text(kind: str, column: int, line: MatchedLine) -> str:
+    """Where the line's `kind` (symbol, library or module) is from (`column` 1) or how to repair it (2): a sentence."""
+    named = (line.get(key, "") for key in ("object", "library", "module"))
+    name = f"{line.get('symbol', '')} {''.join(named)}".lower()
+    rows = read_data("lookalikes.json")["origins"][kind]
+    return line.fill(next(str(row[column]) for row in rows if re.search(row[0], name)))
 
 
 def _version_pin(planner: FixPlanner) -> str:
@@ -140,7 +133,7 @@ def _missing_op_step(line: MatchedLine) -> str:
     """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
-        return _origin("library", 1)(MatchedLine(missing.facts, missing, line.planner))
+        return _origin_text("library", 2, MatchedLine(missing.facts, missing, line.planner))
     return reason("new_environment", {"pin": _version_pin(line.planner)})
 
 
@@ -169,7 +162,7 @@ def _driver_why(line: MatchedLine) -> str:
 
 
 def _driver_step(line: MatchedLine) -> str:
-    """The oldest driver that the release's CUDA version accepts."""
+    """A step: upgrade to the oldest driver for the release's CUDA; or a note that the logged one is new enough."""
     if not line.planner.known.release_known:
         oldest = {build.cuda: build.oldest_driver for build in support.builds()}
         needs = ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(oldest.items()))
@@ -239,7 +232,7 @@ _NOT_IN_EVERY_BUILD = ((7, 0), (10, 0), (12, 0))
 
 
 def _releases_by_capability() -> str:
-    """What to install on cards that only some releases have kernels for."""
+    """For each compute capability that only some releases have kernels for: which release to install."""
     parts = []
     for capability in _NOT_IN_EVERY_BUILD:
         first, last = support.first_build_with(capability), support.last_build_with(capability)
@@ -275,21 +268,21 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "model": lambda line: None if is_local_model(name := line.planner.known.args.model) else name or None,
     "port": lambda line: _captured(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text),
     "package": _missing_package,
-    "package_why": _origin("module", 0),
-    "install_step": _origin("module", 1),
+    "package_why": partial(_origin_text, "module", 1),
+    "install_step": partial(_origin_text, "module", 2),
     "install": _install_advice,
     "architecture": lambda line: line.get("uninspected") or line.get("unwritten"),
     "first_release": _architecture_since_text,
     "upgrade_step": _upgrade_step,
-    "minimum_dotted": _dotted_capability("minimum"),
-    "current_dotted": _dotted_capability("current"),
+    "minimum_dotted": partial(_dotted_capability, "minimum"),
+    "current_dotted": partial(_dotted_capability, "current"),
     "backend_step": _attention_backend_step,
     "timeout_step": _timeout_step,
-    "symbol_why": _origin("symbol", 0),
-    "symbol_step": _origin("symbol", 1),
+    "symbol_why": partial(_origin_text, "symbol", 1),
+    "symbol_step": partial(_origin_text, "symbol", 2),
     "library_stem": lambda line: line.get("library", "").partition(".so")[0] or None,  # libcudart of libcudart.so.12
-    "library_why": _origin("library", 0),
-    "library_step": _origin("library", 1),
+    "library_why": partial(_origin_text, "library", 1),
+    "library_step": partial(_origin_text, "library", 2),
     "whole_pieces": _whole_pieces,
     "cuda_major": lambda line: _captured(r"\.so\.(\d+)", line.get("library", "")),
     "pin": lambda line: _version_pin(line.planner),

@@ -79,7 +79,7 @@ def pasted_command(
 
 
 def _line_of_list(match: re.Match[str]) -> str:
-    """The command line, and as many line ends, of a JSON list of its words, which may break off."""
+    """A command line of the words in a JSON list, also a cut-off one, and as many line ends as the list had."""
     words = [word.replace('\\"', '"') for word in _LISTED.findall(match[0])]
     return shlex.join(["vllm", *words][words[0] == "vllm" :]) + "\n" * match[0].count("\n")
 
@@ -130,7 +130,7 @@ def _not_logged(lines: list[str]) -> str:
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
-    """Settings in lines that were not logged, typed ones first; those of sentences only where one value is named."""
+    """Settings in lines that were not logged, typed flags first; of sentences only those with a single value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", _not_logged(lines))
@@ -178,7 +178,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
 
 
 def _named_models(plain: str) -> set[str]:
-    """The models that sentences name, as written, `Llama 3.1 70B` too; of one model the longest spelling."""
+    """The models that sentences name, as written, also `Llama 3.1 70B`; of several spellings the longest."""
     names = {re.sub(r"[ _]", "-", name) for name in prose("model_name").findall(plain)}
     ordered = sorted(sorted(names, reverse=True), key=len)
     models = {name: found for name in ordered if (found := find(name) or derived(name))}
@@ -203,7 +203,7 @@ def _card_names() -> re.Pattern[str]:
 
 
 def named_card(text: str) -> str | None:
-    """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
+    """The only card, else the only size of a card (`80GiB`), that the text names outside logged lines; else None."""
     plain = re.sub(r"(?<=\d-\d\dG)\b", "B", _not_logged(text.split("\n")))  # H100-80G
     names = sorted(
         (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
@@ -216,7 +216,7 @@ def named_card(text: str) -> str | None:
 
 
 def _slice_of(name: str, plain: str) -> str:
-    """The card that `plain` means by `name`: with the sizes it gives, a larger variant or a MIG slice (`20GiB`)."""
+    """The card that `plain` means by `name`: by sizes that it states a larger variant or a MIG slice (`20GiB`)."""
     size = re.search(rf"{re.escape(name)}[ ,(*x×-]{{1,2}}(\d{{2,3}})(?: ?G(?:i?B)?|(?<=-\d\d))\b", plain)
     card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
     sizes += [(size[1], "")] if size else []

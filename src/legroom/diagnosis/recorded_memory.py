@@ -91,7 +91,7 @@ def _has_type(kind: Any, value: Any) -> bool:
 
 
 def _known_card_name(name: str | None) -> str | None:
-    """The card's name in legroom's table; None where it is unknown."""
+    """The card's name in legroom's table of GPUs; None where it is unknown."""
     try:
         return known_gpu(name).name if name else None
     except LegroomError:
@@ -99,7 +99,7 @@ def _known_card_name(name: str | None) -> str | None:
 
 
 def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox]]:
-    """(line, black box) of each readable black box that a line of the log names or contains."""
+    """(log line, black box) for each readable black box whose path or content a line of the log has."""
     records = []
     for item in evidence:
         try:
@@ -113,7 +113,7 @@ def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox
 
 
 def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
-    """Black boxes in the log's folder written by its processes, or within ten minutes where it names no process."""
+    """Black boxes in the log's folder by its processes `pids`; without pids, those within ten minutes of the log."""
     records = []
     try:
         written_s = log.stat().st_mtime
@@ -131,7 +131,7 @@ def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
 
 
 def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
-    """The case with this black box attached, which the log names on this line."""
+    """The case with this black box attached, which the log names on line `line`."""
     return replace(case, black_box=record, black_box_line=line, startup=recorded_startup(record, case.startup))
 
 
@@ -162,7 +162,7 @@ class RecordedGrowth:
 
 
 def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
-    """The readings after the last jump of more than a quarter, which is the allocation of weights or KV cache."""
+    """The readings after the last jump by over a quarter, which is the allocation of weights or KV cache."""
     sizes = [reading.allocated_bytes or 0 for reading in history]
     leaps = [late for late in range(1, len(sizes)) if sizes[late] > 1.25 * sizes[late - 1]]
     return history[leaps[-1] :] if leaps else history
@@ -273,7 +273,7 @@ def leak_growth(record: BlackBox) -> RecordedGrowth | None:
 
 
 def _strength_among_causes(record: BlackBox, size: int) -> Strength:
-    """How strongly the record shows a cause of `size` bytes: less where another accounts for more bytes."""
+    """NAMED where the record's cause of `size` bytes is the largest of its causes, else POSSIBLE."""
     growth = leak_growth(record)
     largest = max(_fragmented_bytes(record), _other_process_bytes(record), growth.bytes if growth else 0)
     return Strength.NAMED if size >= largest else Strength.POSSIBLE

@@ -30,7 +30,7 @@ def _told(kind: str) -> tuple[Told, ...]:
 
 
 def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
-    """Evidence in a person's sentences: the shortage where no program printed one, its moment, who shares the card."""
+    """Evidence in sentences: a shortage that `printed` log lines lack, its moment, and who else is on the card."""
     plain = "\n".join(sentence_lines(text.split("\n")))
     sentences = _WRAPPED.sub(" ", plain)
     failures = [item for item in printed if is_own_failure(item)]
@@ -98,7 +98,7 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
 
 
 def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether a shortage of unnamed memory (`match`) is in the sentence of `in_ram`, so that it is of RAM."""
+    """Whether `match`, a shortage of unnamed memory, stands in the sentence of `in_ram`, so that it is of RAM too."""
     between = in_ram.string[min(in_ram.end(), match.end()) : max(in_ram.start(), match.start())]
     return not re.search(r"[.!?\n。]", between) and not re.search(r"(?i)GPU|CUDA|VRAM|显存", between + match[0])
 
@@ -112,7 +112,7 @@ def _utilizations_of_commands(text: str) -> list[str]:
 
 
 def _shares(text: str) -> list[str]:
-    """gpu_memory_utilization values in lines about it, twice where one is for both servers; empty for one alone."""
+    """gpu_memory_utilization values in lines about it, twice where one is for both servers; empty for one or over 4."""
     ((_, _, _, share),), ((_, _, _, both),) = _told("shares"), _told("both")
     shown = {line.strip(" $#>`") for line in text.split("\n")}  # a command that is shown twice is of one server
     lines = [line for line in sorted(shown) if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
@@ -120,9 +120,9 @@ def _shares(text: str) -> list[str]:
     return found if 1 < len(found) < 5 else []
 
 
-def _span_of_failure(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
-    """Start and end offset of a printed failure in `sentences`: of its words, else of its whole line."""
-    before = plain.split("\n")[: printed.line]
+def _span_of_failure(failure: Evidence, sentences: str, plain: str) -> tuple[int, int]:
+    """(start, end) offset in `sentences` of a printed failure's words, else its line; `plain`: with line breaks."""
+    before = plain.split("\n")[: failure.line]
     end = len("\n".join(before))
     start = end - len(before[-1])
     words = _told("shortages")[-1][3].search(sentences, start, end)
@@ -130,7 +130,7 @@ def _span_of_failure(printed: Evidence, sentences: str, plain: str) -> tuple[int
 
 
 def _nearest_moments(sentences: str, anchors: list[tuple[int, int]]) -> list[tuple[Told, re.Match[str]]]:
-    """[row, match] of the start-up or serving moment nearest to one of the (start, end) anchors; [] if none is near."""
+    """At most one (row, match): the start-up or serving moment nearest to a (start, end) anchor, in 250 characters."""
     near = [
         (max(start - match.end(), match.start() - end, 0), number, told, match)
         for start, end in anchors

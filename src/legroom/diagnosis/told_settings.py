@@ -95,7 +95,7 @@ def mentions(text: str) -> Iterator[Mention]:
 
 
 def stated_settings(text: str) -> dict[str, Any]:
-    """Setting -> value in the failed run, by a text: no value that cured it; a trial's where no other is stated."""
+    """Setting -> value in the failed run by the text: none that cured it; a trial's where no other is stated."""
     stated: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     for sentence in setting_words("sentence").split(text):
@@ -135,12 +135,13 @@ def _is_cure(text: str, match: re.Match[str]) -> bool:
 
 @cache
 def named_settings() -> frozenset[str]:
-    """The settings that have names in words."""
+    """Python names of the settings for which people have names in words, by `evidence.json`."""
     return frozenset(setting for setting, _ in _names().values())
 
 
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
-    """The value as number or word of `kind`, else None. `is_in_memory`: a percentage there is a share of the card."""
+    """The value `written` by a person as a number or word of `kind` (share, ranks, tokens ...), or None. `match`: where
+    it stands in the text; `is_in_memory`: whether N % there is a share of the card's memory."""
     text = written.strip()
     if kind == "word":
         return text.lower() if re.fullmatch(_VALUES["word"], text) else None
@@ -162,7 +163,7 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
 
 
 def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
-    """The arguments with one pasted value; unchanged where no release has the flag, or for `False`."""
+    """The arguments with setting `name` parsed from `value`; unchanged where no release has it, or for `False`."""
     flag = flags_ever().get(flag_name(name))
     if value == OFF:
         words = [flag_name(f"no_{name}")]

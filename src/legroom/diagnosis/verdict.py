@@ -232,7 +232,7 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
 
 
 def _strengthened_by_report(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
-    """The assessment; with strength COMPARED where by the text the server starts with the cause's setting changed."""
+    """The assessment, as COMPARED where the text says that the server starts with a setting of this cause changed."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
     return replace(assessment, strength=Strength.COMPARED) if is_told else assessment
@@ -257,7 +257,7 @@ def _with_described_causes(
 
 
 def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
-    """Whether only the description's words show the first cause: no printed failure or figure, and no plan."""
+    """Whether only the description's words show the first cause, with no printed failure or figure and no plan."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
     printed = ("milestone", "once", "stats", "need_told", "leak_named", "stage_told")
@@ -280,7 +280,7 @@ def _with_assumed_place(finding: Finding) -> Finding:
 
 
 def _planned_parts(layout: Layout) -> str:
-    """What the weights and the profile run take of the budget, in a sentence."""
+    """A sentence: what the weights and the profile run take of the budget in this plan."""
     parts = f"the weights take {gib(layout.weights.bytes)} and the profile run about {gib(layout.activation.bytes)}."
     return f"Of {gib(layout.budget_bytes)}, the budget on a card of {gib(layout.total_bytes)}, {parts}"
 
@@ -337,7 +337,7 @@ def _neighbour_by_plan(case: Case, planner: FixPlanner) -> tuple[Cause, Assessme
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
-    """The assessment, two steps weaker where its evidence comes after the first failure."""
+    """The assessment, two steps of strength weaker where its evidence comes after the first failure."""
     first = case.first_failure
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
@@ -363,7 +363,7 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
-    """The finding of one cause with known bugs; of its fixes those that change setting `lever` come first."""
+    """The finding of one cause and its known bugs; `lever`: the setting whose fixes come first, empty for none."""
     bugs, here = _matching_bugs(cause.label, planner), "has a known bug here"
     known = (f"vLLM {planner.known.release.version} {here}: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
     why, entry = " ".join((assessment.why, *known)), _entry_id(cause, assessment)
@@ -392,7 +392,7 @@ def _plan_remedies(
 
 
 def _entry_id(cause: Cause, assessment: Assessment) -> str:
-    """The catalog entry whose messages match the evidence best, else the cause's own."""
+    """Id (`LR101`) of the catalog entry whose messages match the evidence best, else of the cause's own entry."""
     from legroom.explain.catalog_entries import best_entry  # reads the catalog
 
     message_ids = frozenset(evidence.id for evidence in assessment.evidence)
@@ -428,7 +428,7 @@ def _oom_without_site(case: Case) -> bool:
 
 
 def _missing_lines(case: Case) -> list[str]:
-    """Which further lines would decide, by how the text ends."""
+    """Sentences: which further lines of the log would decide, by how the text ends."""
     if case.is_unnamed:
         return ["which program this is: nothing here names vLLM or a setting of it; the command that started it tells"]
     needed, sentences = [], read_data("diagnosis_texts.json")["needed"]
@@ -458,7 +458,7 @@ _MAX_BUGS = 2
 
 
 def _matching_bugs(label: str, planner: FixPlanner) -> list[KnownBug]:
-    """Known bugs of the release with the cause `label`, and with these settings and evidence."""
+    """At most two known bugs of the release with the cause `label` that fit its flags, card and logged messages."""
     known = planner.known
     if not known.release_known:
         return []

@@ -67,7 +67,7 @@ def site_by_size(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
 
 
 def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
-    """A sentence: which tensor the failed allocation was, as a product of its dimensions; empty where none matches."""
+    """A sentence: which tensors (`wanted`) have the failed size, as products of dimensions; empty where none has."""
     if not wanted:
         return ""
     names = " or ".join(f"{tensor.name} ({tensor.how})" for tensor in wanted[:2])
@@ -77,6 +77,6 @@ def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
 
 
 def lever_of(wanted: tuple[Tensor, ...]) -> str:
-    """The vLLM setting that scales all matching tensors; empty where they depend on different ones."""
+    """The vLLM setting that scales all tensors of the failed size; empty where they depend on different ones."""
     settings = {tensor.setting for tensor in wanted}
     return next(iter(settings)) if len(settings) == 1 else ""

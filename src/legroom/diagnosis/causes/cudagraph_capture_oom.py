@@ -15,7 +15,7 @@ _GRAPH_BYTES = 3 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses any GPU allocation that failed, and a log that ends while graphs are registered; else None."""
+    """Assesses any failed GPU allocation, and a log that ends as graphs are registered for all-reduce; else None."""
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
@@ -47,7 +47,7 @@ def _strength(case: Case) -> Strength:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether graph capture is ruled out: an allocation of known size failed in eager mode, nothing was captured."""
+    """Whether capture is ruled out: an allocation of printed size failed in eager mode, and nothing was captured."""
     case = planner.case
     is_sized = case.oom is not None  # without sizes the flag may be of another run
     return is_sized and bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
@@ -100,7 +100,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _smaller_captures_fix(planner: FixPlanner) -> Fix:
-    """A smaller largest captured batch, which is also the number of KV blocks that the graphs are measured with."""
+    """Fix: a smaller max_cudagraph_capture_size, which is also the number of KV blocks while graphs are measured."""
     args, made = planner.known.args, planner.failed_plan
     printed = [int(size) for item in planner.case.all("capturing") for size in re.findall(r"largest=(\d+)", item.text)]
     given = args.max_cudagraph_capture_size or max((*printed, *(args.cudagraph_capture_sizes or ())), default=0)
@@ -115,7 +115,7 @@ def _smaller_captures_fix(planner: FixPlanner) -> Fix:
 
 
 def _graph_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes the graphs lack: the failed allocation or the printed (else usual) graph size, less unbudgeted bytes."""
+    """Bytes to free for graphs: what the failed request lacked, or the estimated graphs less what the budget leaves."""
     case, total = planner.case, planner.total_bytes
     startup = case.startup
     piece = planner.case.ledger.shortage_bytes if case.oom else GIB

@@ -42,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_startup_check(case: Case) -> Assessment | None:
-    """Assesses vLLM's start-up check that less memory is free than utilization asks for; None where it passed."""
+    """Assesses vLLM's start-up error that less memory is free than utilization asks for; None without that error."""
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
@@ -84,7 +84,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
-    """Assesses workers left over after their parent's SIGKILL, as the text says; None unless it says both."""
+    """Assesses workers that outlived their parent's SIGKILL; None unless the text tells of the kill and of them."""
     killed, again = case.first("killed_by_hand"), case.first("orphans_told")
     if killed is None or again is None or case.first_failure is None:
         return None
@@ -104,7 +104,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
 
 
 def _assess_neighbour_start(case: Case) -> Assessment | None:
-    """Assesses a service that loaded on the card after this one's start, and took what the pool lacks; else None."""
+    """Assesses another service of the log that loaded after this one began and took what its pool lacks; or None."""
     pool, own = case.startup.available_kv_bytes, case.startup.first_line
     if pool is None or pool > 0:
         return None
@@ -171,15 +171,15 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
         strength = Strength.USUAL  # small shares beside a rank are its siblings' contexts
-    elif _is_small(case):
+    elif _others_are_small(case):
         strength = Strength.USUAL if case.site else Strength.SUGGESTED
     elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
         strength = Strength.SUGGESTED
     return Assessment(strength, proof(error), why)
 
 
-def _is_small(case: Case) -> bool:
-    """Whether others hold less than a twentieth of the card, as CUDA contexts do, by torch's message."""
+def _others_are_small(case: Case) -> bool:
+    """Whether torch's message shows that others hold less than a twentieth of the card, as CUDA contexts do."""
     others = case.ledger.other_processes_bytes or case.ledger.unowned_bytes
     return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
@@ -232,7 +232,7 @@ _KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
 
 
 def _assess_described_neighbour(case: Case) -> Assessment | None:
-    """Assesses what the text says of other processes on the card, or of an ended server's memory; None without it."""
+    """Assesses other processes on the card, or a dead server's memory, of which the text tells; None without them."""
     kept = case.first("not_released_told")
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     shares, holder = stated_utilizations(case), card_holders.described_holder(case)
@@ -272,7 +272,7 @@ def _assess_described_neighbour(case: Case) -> Assessment | None:
 
 
 def stated_utilizations(case: Case) -> list[float]:
-    """gpu_memory_utilization of each of several servers on one card, by the text; empty for fewer than two."""
+    """The gpu_memory_utilization of each server where the text starts several on one card; empty for fewer than two."""
     told = case.first("shares_told")
     return [float(share) for share in str(told.facts["shares"]).split()] if told else []
 
@@ -307,7 +307,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
 
 
 def _utilization_beside_block_pool(planner: FixPlanner) -> Fix | None:
-    """Fix: the utilization with which V0's failed pool fits the card's stated memory, else 3/4 of it; or None."""
+    """Fix: a utilization scaled so that V0's failed pool fits the stated card, else 3/4 of the implied one; or None."""
     named, pool = planner.total_bytes, planner.case.block_pool_bytes
     if _assess_block_pool(planner.case) is None or pool is None:
         return None
@@ -320,7 +320,7 @@ def _utilization_beside_block_pool(planner: FixPlanner) -> Fix | None:
 
 
 def is_pool_oversized(case: Case) -> bool:
-    """Whether the KV cache did not fit on a card that nobody shares, because the pool itself is too large."""
+    """Whether the KV pool failed to be allocated although no other process is on the card, so that it is too large."""
     ledger = case.ledger
     is_alone = ledger.outside_torch_bytes is not None and not ledger.unowned_bytes and not ledger.other_processes_bytes
     return case.oom is not None and case.site == "kv" and is_alone
@@ -366,7 +366,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
             yield from (split_over_idle_cards(planner), free_it)
         stays = card_holders.is_held_by_sibling(case) or bool(shares) or (less and less.plan and less.plan.starts)
-        if stays or can_start_with_lower_utilization(case) or _is_small(case) or case.site == "kv":
+        if stays or can_start_with_lower_utilization(case) or _others_are_small(case) or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
@@ -384,13 +384,13 @@ def _smaller_share(planner: FixPlanner) -> Fix | None:
     less = less or utilization_within_free_memory(planner) or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits into what is free.")
-    if less is None and _is_small(case):
+    if less is None and _others_are_small(case):
         less = planner.lower_utilization(planner.case.ledger.shortage_bytes, "A smaller pool fits beside the others.")
     return less
 
 
 def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
-    """Fix: the holder ends or moves, or shares of one card that add up; `less`: the fix if the holder stays."""
+    """Fix: the process on the card ends or moves, or servers split the card; `less`: the fix if that process stays."""
     case, shares = planner.case, stated_utilizations(planner.case)
     free_it = known_fix("one_engine") if case.has("engine_again_told") else card_holders.free_gpu_fix(planner, less)
     is_held = card_holders.described_holder(case) or case.has("card_filled_told")
@@ -415,7 +415,7 @@ def _card_freed(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def _with_utilization_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
-    """The fix, with a step for the utilization that a free card needs, or that even a free card is too small."""
+    """`free_it` with a step: the utilization to set once the card is free, or that even then it is too small."""
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
     total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes
     needed = layout.budget_bytes - layout.kv_cache.bytes + planner.one_request_bytes if layout else 0
@@ -431,7 +431,7 @@ def _with_utilization_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
 
 
 def _own_engines_fix(planner: FixPlanner) -> Fix | None:
-    """A card or a utilization for each of the engines that the text starts on one card; None where it tells of one."""
+    """Fix: a card or a utilization for each engine, where the text tells of several on one card; else None."""
     told = planner.case.first("own_engines_told")
     if told is None or (planner.case.has("free_below_desired") and not planner.case.has("own_servers_told")):
         return None
@@ -448,19 +448,19 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _desired_bytes(case: Case) -> int | None:
-    """The budget that the start-up check compares with; where its line was cut, utilization x total."""
+    """Bytes that vLLM's start-up check asks for; where its line is cut, utilization x total; None where unknown."""
     total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
     return case.number("free_below_desired", "desired_bytes") or (round(asked * total) if asked and total else None)
 
 
 def can_start_with_lower_utilization(case: Case) -> bool:
-    """Whether 3/4 of the requested budget is free, so that a lower utilization starts."""
+    """Whether 3/4 or more of what the start-up check asks for is free, so that a lower utilization starts."""
     free, desired = case.number("free_below_desired", "free_bytes"), _desired_bytes(case)
     return free is not None and desired is not None and 4 * free >= 3 * desired
 
 
 def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
-    """The dead end of a lower utilization, as vLLM's check advises, if the weights exceed what was free; else empty."""
+    """The dead end that vLLM's error advises, a lower utilization, where weights exceed the free memory; else empty."""
     free, weights = planner.case.number("free_below_desired", "free_bytes"), planner.accounting.weights_bytes
     if free is None or weights is None or weights <= free:
         return ()
@@ -469,11 +469,11 @@ def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
 
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
-    """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
+    """Fix, with these extra `steps`: the utilization that fits what others leave free; None if unknown or below 0.1."""
     free, total = card_holders.free_and_total_bytes(planner.case)
     holder, ledger = card_holders.described_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
-    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case) else listed)):
+    if free is None and (held := ledger.unowned_bytes or (0 if _others_are_small(planner.case) else listed)):
         total = ledger.total_bytes
         free = (total or 0) - held
     elif free is None and holder is not None and planner.total_bytes:

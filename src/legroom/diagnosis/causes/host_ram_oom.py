@@ -51,7 +51,7 @@ def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses by pinned sizes, messages of kernel, platform or Ray, and how loading ended; None without a sign."""
+    """Assesses a lack of host RAM by pinned sizes, messages of kernel, platform or Ray, or a cut-off load; or None."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -105,7 +105,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
-    """(bytes a rank pins by LMCache, swap or offload, ranks, RAM bytes); None if they fit, RAM unknown, or GPU OOM."""
+    """(bytes each rank pins, ranks, bytes of RAM) where they pin more than the RAM and no GPU OOM is shown; or None."""
     args = case.startup.args
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
@@ -118,7 +118,7 @@ _OF_ONE_MEMORY = ("oom_killer", "killed_process", "host_ram_told", "killed_word"
 
 
 def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
-    """`certainty`, lowered where something failed before, the driver had no memory, or the GPU shares the host's."""
+    """`certainty`, lowered where a failure precedes the line `error`, the driver had no pages, or memory is unified."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     if error.id not in _CERTAIN and any(item.line < error.line for item in reasons):
         return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; a server that shuts down kills its own
@@ -168,7 +168,7 @@ def _resident_bytes(killed: Evidence) -> int:
 
 
 def _shared_bytes(case: Case) -> int:
-    """The shared memory of the largest killed process, where that is most of what it held; else 0."""
+    """Shared memory of the largest killed process in bytes, where it is over 3/4 of what that held; else 0."""
     largest = max(case.all("killed_process"), key=_resident_bytes, default=None)
     shared = (largest.number("shmem_count") or 0) * KIB if largest is not None else 0
     return shared if largest is not None and 4 * shared > 3 * _resident_bytes(largest) else 0
@@ -202,7 +202,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("shared_mapping") if _shared_bytes(case) and not case.platform.unified else None
         yield from (known_fix(fix) for sign, fix in _BY_SIGN if case.has(sign))
         is_pinned = case.has("pinned_failed") or "frame_pin" in case.frames
-        if is_pinned and _swaps(planner):
+        if is_pinned and _pins_swap_space(planner):
             yield known_fix("less_swap")
         elif is_pinned and not planner.known.args.cpu_offload_gb:
             yield known_fix("less_pinned_memory")
@@ -244,7 +244,7 @@ def _shm_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _smaller_offload_region(planner: FixPlanner) -> Fix | None:
-    """Fix: offloaded KV blocks that /dev/shm has room for; None where the text does not say what was free there."""
+    """Fix: a --kv-offloading-size that /dev/shm has room for; None where the text does not print what is free there."""
     required, free = (planner.case.number("shm_insufficient", f"{part}_bytes") for part in ("required", "free"))
     left_gib = int((free or 0) * 0.9) // GIB
     if not required or not left_gib or other_values(planner.given_args, "--kv-offloading-size") is None:
@@ -254,14 +254,14 @@ def _smaller_offload_region(planner: FixPlanner) -> Fix | None:
 
 
 def _ram_used_up(case: Case) -> tuple[int, int] | None:
-    """RAM and what of it was available by `free -h`, where that is below a twentieth; None otherwise."""
+    """(RAM, available RAM) in bytes by `free -h`, where less than a twentieth is available; None otherwise."""
     listed = case.last("ram_listed")
     ram, left = (listed.number(name) or 0 if listed else 0 for name in ("ram_bytes", "available_bytes"))
     return (ram, left) if left * _LITTLE_LEFT < ram else None
 
 
 def _is_of_machine(case: Case) -> bool:
-    """Whether the kernel's lines, or `free -h`, say that the machine's own RAM was used up."""
+    """Whether the kernel's lines, or `free -h`, say that the machine's own RAM was used up, not a container's limit."""
     marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "global_oom")
     return _ram_used_up(case) is not None or any(
         mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks
@@ -269,7 +269,7 @@ def _is_of_machine(case: Case) -> bool:
 
 
 def _limit_of_nodes(case: Case) -> str:
-    """The fix for what bounds the process to some NUMA nodes, by the kernel's line; empty where nothing does."""
+    """Id of the known fix for a cpuset or memory policy that binds to NUMA nodes; empty without such a kernel line."""
     kernel = [item.text for item in case.evidence]
     return next((fix for mark, fix in _NODE_LIMITS.items() if any(mark in text for text in kernel)), "")
 
@@ -280,8 +280,8 @@ def _names_limit(case: Case) -> bool:
     return bool(case.host_limit_bytes) or is_of_container(case) or any(_LIMITED.search(item.text) for item in own)
 
 
-def _swaps(planner: FixPlanner) -> bool:
-    """Whether --swap-space pins host memory: in the V0 engine alone."""
+def _pins_swap_space(planner: FixPlanner) -> bool:
+    """Whether --swap-space pins host memory here, as it does in the V0 engine alone."""
     return planner.case.engine.generation == "V0" or planner.known.release.before("0.8.0")
 
 
@@ -292,7 +292,7 @@ def _is_bare_sigkill(case: Case) -> bool:
 
 
 def _less_offload_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the least --cpu-offload-gb that starts, else half, with the limit it needs if that is larger; or None."""
+    """Fix: the least --cpu-offload-gb that starts, else half, and the larger container limit that it needs; or None."""
     from legroom.planning.plan import plan
 
     if not (offload_gb := planner.known.args.cpu_offload_gb):
@@ -313,7 +313,7 @@ def _less_offload_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _raise_limit(limit_bytes: int) -> str:
-    """The step that gives a container this memory limit."""
+    """A step in words: raise the container's memory limit to this, rounded down to whole GiB."""
     size = limit_bytes // GIB
     return f"raise the container's memory limit to {size} GiB (resources.limits.memory: {size}Gi), or add RAM"
 
@@ -336,7 +336,7 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
         steps[:1] = known_fix("more_ram_of_machine").steps
     if case.has("ray_node_memory"):
         steps = list(known_fix("ray_node_ram").steps)
-    if _swaps(planner):
+    if _pins_swap_space(planner):
         steps.append(known_fix("less_pinned_swap").steps[0])
     why, sender = "The host or the container needs more RAM than it has.", known_fix("find_the_sender")
     why = known_fix(_limit_of_nodes(case) or "wider_cpuset").why or why
@@ -353,9 +353,9 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     return Fix("more_host_ram_or_shm", why, steps=tuple(steps))
 
 
-def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
-    """Fix: a KV cache on the CPU within the available RAM; None where no change is found."""
-    free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
+def _smaller_cpu_pool_fix(planner: FixPlanner, check: Evidence) -> Fix | None:
+    """Fix: a KV cache within the free RAM that the CPU backend's error `check` prints; None where no change starts."""
+    free, total = (int(check.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
     if planner.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
         return planner.plan_change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.")

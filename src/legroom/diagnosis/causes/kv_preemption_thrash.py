@@ -44,13 +44,14 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _holds_others_back(item: Evidence) -> bool:
-    """Whether requests wait and the free part of the KV pool is smaller than the average running request's."""
+    """Whether a statistics line has waiting requests, and less free KV pool than the mean running request holds."""
     running, used = _count_or_ratio(item, "running"), _kv_usage_percent(item)
     return _count_or_ratio(item, "waiting") > 0 < running and used / running > 100 - used
 
 
 def holds_finished_blocks(case: Case) -> bool:
-    """Whether each of a few running requests holds over three times what each held while more of them ran."""
+    """Whether a full pool has over 3 times the KV blocks per running request than while more requests ran, so that
+    finished ones keep blocks."""
     counts = [(_count_or_ratio(item, "running"), _kv_usage_percent(item)) for item in case.all("engine_stats")]
     busy = [(running, usage) for running, usage in counts if running]
     full = [(running, usage) for running, usage in busy if usage >= FULL_POOL_PERCENT]
@@ -58,7 +59,7 @@ def holds_finished_blocks(case: Case) -> bool:
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
-    """The preemptions and the highest KV cache usage that the log shows."""
+    """A sentence on the preemptions (`preempted`: their lines) and the highest KV cache usage in the `stats` lines."""
     last = preempted[-1] if preempted else None
     recomputed = last is not None and "SWAP" not in str(last.facts.get("mode"))
     count = last.facts.get("preemptions_count") if last else None

@@ -40,7 +40,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_unprinted_check(case: Case) -> Assessment | None:
-    """Assesses a failure of that check that is only told, or implied by the concurrency or last line; else None."""
+    """Assesses a failed KV cache check only told, or implied by concurrency, blocks or the last line; else None."""
     left = case.startup.available_kv_bytes
     if told := case.first("kv_check_told"):
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
@@ -59,7 +59,7 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the check is ruled out: it is only told, servers share the card, and one of them alone would pass it."""
+    """Whether a failed check is ruled out: it is only told, servers share the card, and one of them alone passes."""
     case, plan = planner.case, planner.failed_plan
     is_printed = case.has("kv_bytes_short", "kv_tokens_short", "estimated_max_len", "available_kv")
     return case.has("shares_told") and not is_printed and plan is not None and plan.verdict == "fits"
@@ -88,7 +88,7 @@ def _at_least(case: Case) -> str:
 
 
 def _tokens_of_blocks(case: Case) -> int | None:
-    """What the printed KV blocks or the printed concurrency hold, where less than max_model_len; else None."""
+    """Tokens that the printed KV blocks, else the printed concurrency, hold, where below max_model_len; else None."""
     args, length = case.startup.args, case.startup.args.max_model_len or case.startup.concurrency_len or 0
     tokens = (case.number("kv_sized", "blocks_count") or 0) * (args.block_size or 16)
     tokens = tokens or int(((case.startup.max_concurrency or 0) - 0.005) * length)  # printed with two digits
@@ -104,7 +104,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
 
 
 def _length_independent_bytes(case: Case) -> int:
-    """KV bytes a request needs at any length (Mamba state), where they are most of its need; else 0."""
+    """KV bytes that a request needs at any length (Mamba state), where large beside what is left; else 0."""
     wanted, needed, has = _printed_shortage(case)
     fits = case.number("estimated_max_len", "fits_len_count")
     if wanted is None or needed is None or has is None or fits is None or fits >= wanted:
@@ -195,7 +195,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _fixes_by_fewer_bytes(planner: FixPlanner, fits: int, larger: Fix | None) -> Iterator[Fix | None]:
-    """Keys and values, or weights, in fewer bits, and more GPUs; `fits` tokens hold now, `larger` is a larger pool."""
+    """Fixes: KV cache or weights in fewer bits, more GPUs; `fits`: tokens that fit now, `larger`: a larger pool."""
     why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"
     half = planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.")
     if half is None and planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case):
@@ -209,7 +209,7 @@ def _fixes_by_fewer_bytes(planner: FixPlanner, fits: int, larger: Fix | None) ->
 
 
 def _is_hardly_usable(case: Case) -> bool:
-    """Whether the length that fits is short and below a quarter of the wanted one; a tenth where none is printed."""
+    """Whether what fits is hardly of use: below 4,096 tokens and half of the wanted ones, or a tenth of the bytes."""
     fits, wanted = longest_fitting_len(case) or 0, checked_len(case)
     _, needed, has = _printed_shortage(case)
     if not wanted and needed and has is not None:
@@ -217,15 +217,16 @@ def _is_hardly_usable(case: Case) -> bool:
     return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // _MIN_LENGTH_GAIN)
 
 
-def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:
-    """More of the card, smaller steps and weights; `fits` tokens hold now, `short` bytes are missing (0: unknown)."""
-    why = _TOO_SHORT.format(fits) if fits else f"Only a small part of the length fits; {gib(short)} are missing."
+def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short_bytes: int) -> Iterator[Fix | None]:
+    """Fixes: more of the card, smaller steps or weights; `fits`: tokens that fit, `short_bytes`: missing; 0:
+    unknown."""
+    why = _TOO_SHORT.format(fits) if fits else f"Only a small part of the length fits; {gib(short_bytes)} are missing."
     for lever in ("raise utilization", "smaller batches", "fewer sequences"):
         yield planner.pull_lever(lever, why)
     yield planner.pull_combined_levers("raise_util", why, keep=("max_model_len",))
-    if planner.failed_plan is None and short:
-        yield planner.raise_utilization(short, why)
-        yield savings_fix(planner, short)
+    if planner.failed_plan is None and short_bytes:
+        yield planner.raise_utilization(short_bytes, why)
+        yield savings_fix(planner, short_bytes)
         yield smaller_weights_fix(planner)
         yield _larger_share_and_shorter_len(planner)
     yield planner.pull_lever("more GPUs", why)
@@ -235,7 +236,7 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> I
 
 
 def _larger_share_and_shorter_len(planner: FixPlanner) -> Fix | None:
-    """Fix: the largest share, eager mode and the length that its pool holds; None where the share is not known."""
+    """Fix: the largest utilization, eager mode and the max_model_len that then fits; None if unknown or no gain."""
     wanted, needed, has = _printed_shortage(planner.case)
     most, told = min(MAX_UTILIZATION, planner.largest_utilization), stated_weights_bytes(planner.case)
     total = planner.accounting.likely_total_bytes
@@ -276,7 +277,7 @@ def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the length that vLLM names, or 1 % less where the pool varies between starts; without one, the plan's."""
+    """Fix: the max_model_len that vLLM says fits, 1 % less where the pool varies; else the plan's; or None."""
     fits = longest_fitting_len(planner.case)
     if not fits:
         return planner.pull_lever("shorter context", "The longest length the pool holds.")
@@ -302,7 +303,7 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _loses_chunked_prefill(planner: FixPlanner, wanted: int, shorter: int) -> bool:
-    """Whether V0, whose wording this is, chunks prefills at the `wanted` length by default and not at the shorter."""
+    """Whether V0, which wrote the error, chunks prefills by default at `wanted` tokens of context, not at `shorter`."""
     made, args = planner.failed_plan, planner.given_args
     if not (planner.case.has("kv_tokens_short") and shorter <= CHUNKED_ABOVE_TOKENS < wanted):
         return False
@@ -312,7 +313,7 @@ def _loses_chunked_prefill(planner: FixPlanner, wanted: int, shorter: int) -> bo
 
 
 def model_limit(planner: FixPlanner) -> int | None:
-    """The longest max_model_len that vLLM takes for the model; None where it is not known or was lifted."""
+    """The longest max_model_len that vLLM takes for the model; None where unknown or where a variable lifts it."""
     args, release = planner.known.args, planner.known.release
     if planner.model is None or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return None

@@ -51,7 +51,7 @@ def _assess_written_growth(case: Case) -> Assessment | None:
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:
-    """Assesses three or more sleeps, each of which left more memory in use; None otherwise."""
+    """Assesses three or more sleeps of which each left at least as much in use, the last 10 % more; None otherwise."""
     left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
@@ -89,7 +89,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def grows_on_card(case: Case) -> bool:
-    """Whether the card's memory grows, by the sentence that tells of the growth, else by the shortage it ends in."""
+    """Whether it is the GPU's memory that grows, not the host's, by sentences on the growth or a GPU OOM at its end."""
     told = tuple(item.text for item in case.all("growth_words", "growth_series")) or case.written_lines
     is_told = any(_OF_CARD.search(line) and not _OF_HOST.search(line) for line in told)
     return is_told or (case.is_oom and case.tells(_OF_CARD))

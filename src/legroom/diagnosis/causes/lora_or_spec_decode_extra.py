@@ -13,7 +13,7 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much non-torch memory; else None."""
+    """Assesses a GPU OOM with LoRA or speculative decoding on, or in its traceback; None with neither."""
     if not case.is_oom:
         return None
     ledger, args = case.ledger, case.startup.args
@@ -35,7 +35,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case, non_torch: int | None) -> str:
-    """Why adapters or a draft model exceed the profile; `non_torch`: bytes used outside torch, None where unknown."""
+    """Why adapters or a draft exceed what was profiled; `non_torch`: bytes outside torch, None if usual or unknown."""
     oom = case.oom
     if non_torch is None or oom is None or oom.torch_bytes is None:
         return reason("adapters_unmeasured")

@@ -11,7 +11,7 @@ from legroom.units import gib, round_up
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the encoder cache's message, the encoder in the traceback, or a request beyond the card; else None."""
+    """Assesses the encoder cache's error, an encoder in the traceback, or a request larger than the card; else None."""
     cache = case.first("encoder_cache_short", "mm_item_limit", "mm_tokens_not_enough")
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
@@ -47,7 +47,7 @@ def _dummy_media_suspected(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
-    """Why the vision or audio encoder ran out of memory, with the size of the request if it exceeds the card."""
+    """Why the vision or audio encoder ran out of memory, with the allocation's size if it exceeds the card."""
     oom = case.oom
     if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""

@@ -12,7 +12,7 @@ _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses NCCL's out-of-memory errors; None without, also for its other errors, which are no lack of memory."""
+    """Assesses NCCL's out-of-memory errors, and GPU OOMs in a collective; None without, also for its other errors."""
     refused = case.first("nccl_register")
     if refused:
         why = reason("nccl_not_registered")
@@ -57,7 +57,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _has_no_cumem(planner: FixPlanner) -> bool:
-    """Whether cuMem is off already: by RCCL's default, or by this release; by log style where that is unknown."""
+    """Whether NCCL's cuMem allocator is off already: by RCCL's default, the release, or if unknown the log's style."""
     if planner.known.gpu is not None and planner.known.gpu.vendor == "amd":
         return True
     if planner.known.release_known:

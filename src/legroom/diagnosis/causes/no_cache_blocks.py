@@ -35,7 +35,7 @@ _FEW_SEQUENCES = 64  # Logits of so many sequences take 64 x 150,000 x 4 bytes, 
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's check for cache blocks, a pool set by flag that failed, accounting with none left; else None."""
+    """Assesses a KV cache left without memory: vLLM's check, a failed pool of a given size, or figures; else None."""
     failed_check = cpu_check_failure(case)
     if failed_check:
         budget, more = int(failed_check.facts.get("budget_bytes", 0)), -int(failed_check.facts["requested_bytes"])
@@ -58,7 +58,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether this is ruled out: vLLM's message stands without its accounting, and the command's plan has a pool."""
+    """Whether an empty pool is ruled out: vLLM's message has no figures beside it, and the plan of the command fits."""
     startup, plan = planner.case.startup, planner.failed_plan
     is_bare = startup.weights_bytes is None and startup.available_kv_bytes is None and startup.blocks is None
     return is_bare and planner.case.has("no_cache_blocks") and plan is not None and plan.verdict == "fits"
@@ -160,7 +160,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _pool_in_bytes_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
-    """Fix: no page cache and a pool in bytes, where no size explains the lack and `more` is too much of one memory."""
+    """Fix: drop the page cache and give the pool in bytes; None where the printed parts alone fill the budget, or the
+    fix `more` (a higher utilization) asks for at most 0.75 of the one memory."""
     known, share = planner.accounting, more.flags.get("gpu_memory_utilization", 1) if more is not None else 1
     parts = (known.weights_bytes or 0) + (known.peak_bytes or 0)
     if parts >= planner.utilization * (known.total_bytes or math.inf) or share <= _SHARE_OF_ONE_MEMORY:
@@ -179,7 +180,7 @@ def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: eager mode, where CUDA graphs charged to the pool take what it lacks, or an unknown size; else None."""
+    """Fix: eager mode, where CUDA graphs count in the budget and take what the pool lacks or unknown bytes; or None."""
     accounting = planner.accounting
     size = accounting.graph_bytes
     profiled = any("Profiling CUDA graph memory" in item.text for item in planner.case.all("capturing"))
@@ -223,7 +224,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _utilization_by_parts_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: utilization for weights, peak and one request, where V0 printed none and the plan has a pool; or None."""
+    """Fix: the utilization for planned weights, peak and one request, where V0's log shows no value; else None."""
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
     if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
         return None
@@ -248,7 +249,7 @@ def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:
-    """Fix: without the explicit KV pool size, so that vLLM computes how many blocks fit."""
+    """Fix: remove --num-gpu-blocks-override, so that vLLM computes how many KV blocks fit."""
     flags = {"num_gpu_blocks_override": None}
     plan = planner.plan_with(flags)
     room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
@@ -258,7 +259,7 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
 
 
 def _smaller_peak_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: fewer tokens per step, if three quarters of the peak would leave a pool; else None."""
+    """Fix: fewer tokens per step; None where even three quarters of the measured peak would leave too small a pool."""
     peak, flags = planner.accounting.peak_bytes or 0, smaller_step_flags(planner, max(planner.step_tokens // 4, 512))
     why = f"The profile run peaked at {gib(peak)}, which follows the tokens of a step."
     if peak * 3 // 4 <= GIB // 2 - (planner.accounting.pool_bytes or 0):
@@ -323,7 +324,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a pool in bytes, or to find who holds the rest, where vLLM charges the server more than it has; or None."""
+    """Fix: a pool in bytes, or find who holds the rest, where the pool lacks more than this server holds; or None."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes or 0
     if planner.total_bytes or (planner.known.args.max_num_batched_tokens or 0) > LARGEST_DEFAULT_TOKENS:
         return None

@@ -43,14 +43,14 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _first_exception(case: Case) -> Evidence | None:
-    """The first exception of an error line; one in a warning only where no other ended a start."""
+    """The first exception in an error line; for a server that was never ready, else the first in any line; or None."""
     exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
     error = next((item for item in exceptions if not is_informational(item)), None)
     return error if error is not None or case.was_ready else case.first("exception")
 
 
 def _assess_exception(case: Case) -> Assessment | None:
-    """Assesses an exception at the log's end that is not about memory; None where anything mentions memory."""
+    """Assesses an exception that is not about memory; None where an OOM, a failure or a shortage is in the text."""
     error = _first_exception(case)
     if error is None or error is case.truncated_error or case.is_oom or case.unread_shortage is not None:
         return None
@@ -64,7 +64,7 @@ def _assess_exception(case: Case) -> Assessment | None:
 
 
 def _exception_name(error: Evidence) -> str:
-    """The exception's own name, without its module."""
+    """The exception's class name without its module, such as `RuntimeError`."""
     return str(error.facts.get("type", "an exception")).rpartition(".")[2]
 
 

@@ -66,7 +66,7 @@ def _is_sampler_table(case: Case) -> bool:
 
 
 def _strength_peak_left_no_pool(case: Case) -> Strength:
-    """How strongly the text shows that the profiled activation peak left too small a KV pool; NONE where not."""
+    """How strongly the text shows that the profiled activation peak left too small a KV pool; NONE where not at all."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
         return Strength.NONE
@@ -178,7 +178,7 @@ def _is_v0(planner: FixPlanner) -> bool:
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """Fix without a plan: lower --max-num-seqs and --max-num-batched-tokens; None where the log rules that out."""
+    """Fix, not planned: lower --max-num-seqs and --max-num-batched-tokens; None if the log's figures rule it out."""
     case, args = planner.case, planner.known.args
     media = _profiles_media(planner)
     if media and case.engine.generation == "V0":
@@ -207,7 +207,7 @@ def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: floa
 
 
 def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
-    """Fix: a smaller pool, so that the warm-up fits beside it; None where none starts."""
+    """Fix: a smaller KV pool, so that the warm-up or compiled program fits beside it; None where none starts."""
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
     need = planner.case.ledger.shortage_bytes if oom else min(GIB, (planner.total_bytes or 10 * GIB) // 10)

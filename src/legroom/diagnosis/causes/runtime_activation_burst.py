@@ -45,13 +45,13 @@ def _strength(case: Case) -> Strength:
 
 
 def steps_ran(case: Case) -> bool:
-    """Whether model steps ran eagerly: torch keeps their freed memory, and no CUDA graph has a pool yet."""
+    """Whether eager model steps ran before: torch keeps memory that they freed, and no CUDA graph has a pool yet."""
     oom, unused = case.oom, case.ledger.unused_bytes or 0
     return oom is not None and not oom.pools_bytes and unused >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20)
 
 
 def _was_running(case: Case) -> bool:
-    """Without a traceback: whether the engine loop logged the error, or the server reports a dead engine."""
+    """Whether, without a traceback, the engine loop logged the error or the server reports that the engine died."""
     if case.site in ("kv", "graph", "sampler"):
         return False
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
@@ -69,7 +69,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether a step is ruled out: torch held more than planned weights, pool and step; no traceback or ready line."""
+    """Whether a step is ruled out: torch held more than planned budget and step, with no traceback or ready line."""
     oom, plan = planner.case.oom, planner.failed_plan
     if oom is None or oom.torch_bytes is None or plan is None or planner.case.has_site_frame or planner.case.was_ready:
         return False
@@ -126,7 +126,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _logprob_sentence(planner: FixPlanner, tokens: int) -> str:
-    """What log-probabilities of a prompt take a token, and for a step of `tokens`."""
+    """A sentence: the bytes of a prompt's log-probabilities, for a step of `tokens` where the model is known."""
     entries = planner.model.vocab_size if planner.model is not None else None
     if not entries:
         return "Log-probabilities of a prompt take tokens x vocabulary x 4 bytes, and the logits beside them half."

@@ -57,14 +57,14 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _freed_nothing(case: Case) -> bool:
-    """Whether every sleep in the text freed next to nothing, or the text says that nothing was freed."""
+    """Whether each sleep in the text freed at most a twentieth of what stayed, or the text says that none freed any."""
     sizes = [(item.number("freed_bytes"), item.number("left_bytes") or 0) for item in case.all("sleep_freed")]
     is_shown = all(freed is not None and freed * _KEEPS_PART <= left for freed, left in sizes)
     return case.has("sleep_kept_told") or (bool(sizes) and is_shown)
 
 
 def _is_first_mapping(case: Case) -> bool:
-    """Whether the sleep-mode allocator failed after profiling and before the server was ready, without a trainer."""
+    """Whether sleep mode's allocator failed between profiling and readiness, with no sleep and no trainer before."""
     asleep = case.has("sleep_freed", "frame_wake") or case.was_ready or _has_trainer(case)
     return case.has("cumem_oom") and case.startup.available_kv_bytes is not None and not asleep
 
@@ -135,7 +135,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _share_beside_trainer(planner: FixPlanner, is_starved: bool) -> Fix | None:
-    """Fix: a larger share where the one in force left no block (`is_starved`), else a smaller one; None if neither."""
+    """Fix: a larger utilization where the current leaves no KV block (`is_starved`), else a smaller one; or None."""
     freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
     # Without a printed share the lower half is below most of them.
     share, why = 0.4, "0.7 to 0.3 is what worked for others."
@@ -156,7 +156,7 @@ def _share_beside_trainer(planner: FixPlanner, is_starved: bool) -> Fix | None:
 
 
 def _split_engine_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: one engine over the cards of all training processes, where a whole model takes half of each; else None."""
+    """Fix: one engine split over the cards of all trainer processes, where one model fills half a card; else None."""
     told, weights = planner.case.first("own_engines_told"), stated_weights_bytes(planner.case)
     count = int(NUMBERS.get(str(told.facts["what"]).lower(), told.facts["what"])) if told is not None else 1
     is_split = (planner.case.startup.args.tensor_parallel_size or 1) > 1
@@ -168,7 +168,7 @@ def _split_engine_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
-    """Steps in the framework that runs the engine: the utilization to set (None: none), its own memory off the card."""
+    """Steps in the trainer's settings: the utilization `share` to set (None: none), and its own memory off the card."""
     settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
     if settings is None:
         return known_fix("trainer_off_the_card").steps if _has_trainer(case) else ()

@@ -41,7 +41,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
-    """The last value of `fact` that each process but the engine core printed with this id."""
+    """`process/rank/pid` -> the last integer `fact` that it printed with message `id_`; the engine core is left out."""
     values: dict[str, int] = {}
     for item in case.all(id_):
         value = item.facts.get(fact)

@@ -46,7 +46,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def refuses_one_block(case: Case) -> bool:
-    """Whether an Intel GPU, or one in WSL, refused a quarter of its memory or less while torch held nothing."""
+    """Whether an Intel GPU, or a GPU under WSL, refused at most a quarter of its memory while torch held nothing."""
     oom = case.oom
     is_empty = oom is not None and oom.torch_bytes == 0 and not oom.others_bytes and oom.free_bytes is None
     is_small = oom is not None and 0 < 4 * oom.wanted_bytes <= (oom.total_bytes or 0)
@@ -54,7 +54,7 @@ def refuses_one_block(case: Case) -> bool:
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
-    """Assesses a shortage on unified memory or WSL; None on other machines or without a shortage."""
+    """Assesses a shortage on unified memory (CPU and GPU share it) or WSL; None elsewhere or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     is_counted = is_page_cache_counted(case) or not case.has("free_below_desired")
@@ -75,7 +75,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether this is ruled out: only WSL with a discrete card speaks for it, and most starts there have enough."""
+    """Whether shared memory is ruled out: only WSL with a discrete card speaks for it, and most such starts work."""
     case = planner.case
     return case.platform.wsl and not case.platform.unified and examine(case) is None and not case.has("unified")
 

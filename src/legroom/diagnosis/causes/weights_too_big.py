@@ -48,7 +48,7 @@ def _strength(case: Case) -> Strength:
 
 
 def weights_fill_budget(case: Case) -> bool:
-    """Whether the printed weights exceed the budget, or torch does by far and the profile run asks for little."""
+    """Whether an OOM of the profile run comes of weights above the budget, by their printed size or what torch held."""
     oom, weights = case.oom, case.startup.weights_bytes
     if case.site != "profile" or oom is None or not oom.total_bytes:
         return False
@@ -59,7 +59,7 @@ def weights_fill_budget(case: Case) -> bool:
 
 
 def nothing_was_freed(case: Case) -> bool:
-    """Whether torch held hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
+    """Whether torch filled the card, with hardly anything unused and no graph pool, as while parameters are created."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
@@ -84,7 +84,8 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the planned weights are far below the card, or torch held more than they and no frame shows loading."""
+    """Whether weights are ruled out: the plan loads with ease, or torch held more than at load and no frame shows
+    it."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if loads_with_ease(planner):
         return True
@@ -95,7 +96,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def loads_with_ease(planner: FixPlanner) -> bool:
-    """Whether the run's plan starts, its load leaves a quarter of the card, and no printed size contradicts that."""
+    """Whether the plan starts with a quarter of the card free while it loads, and no printed total contradicts it."""
     case, plan = planner.case, planner.failed_plan
     if plan is None or not plan.starts or not planner.known.ranks_known or case.ledger.total_bytes is not None:
         return False
@@ -106,7 +107,7 @@ def loads_with_ease(planner: FixPlanner) -> bool:
 
 
 def _is_unsplit(planner: FixPlanner) -> bool:
-    """Whether torch holds more than a rank's weights and the budget, and no more than the weights of all ranks."""
+    """Whether tensor parallelism took no effect: torch held more than a rank's part, less than all ranks' weights."""
     oom, plan, ranks = planner.case.oom, planner.failed_plan, planner.known.args.engine_ranks
     if oom is None or oom.torch_bytes is None or plan is None or ranks == 1 or not nothing_was_freed(planner.case):
         return False
@@ -158,7 +159,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _half_precision_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: 16 bits, with the utilization that they need; None where by the sizes even 16 bits leave no KV cache."""
+    """Fix: weights in 16 bits, with the utilization they need; None where even these leave no room for KV cache."""
     total, weights = planner.total_bytes, planner.accounting.weights_bytes
     flags: dict[str, Any] = {"dtype": "half"}
     needed = (weights or 0) // 2 + BESIDE_BYTES
@@ -196,7 +197,7 @@ def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: no draft model, where the main model's weights alone are below the card; its head is loaded after them."""
+    """Fix: no draft model, where the main model was loaded or its weights fit the card, so that the draft did not."""
     total, weights = planner.total_bytes, planner.accounting.weights_bytes
     # By the text itself the main model was there.
     is_last = planner.case.has("weights_loaded", "draft_told") or planner.case.tells(_LOADED)

@@ -27,14 +27,14 @@ UNEQUAL_BYTES = 2 * GIB
 
 
 def free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
-    """(free, total) bytes at vLLM's start-up check, the total by budget / utilization if not printed; or None each."""
+    """(free, total) bytes in vLLM's start-up check; an unprinted total is budget / utilization; None if unknown."""
     free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
     share = case.startup.args.gpu_memory_utilization
     return free, total or (round(desired / share) if desired and share else None)
 
 
 def described_holder(case: Case) -> tuple[Evidence, int] | None:
-    """(line, bytes) of a sentence or nvidia-smi's list that shows who else holds over a GiB of the card; else None."""
+    """(line, bytes) of a sentence or nvidia-smi row that shows over a GiB of the card held by others; else None."""
     told = case.first("neighbour_holds")
     if (loaded := case.first("programs_loaded")) is not None:
         size = sum(sizes_bytes(f"{number} {unit}iB" for number, unit in _SIZE.findall(str(loaded.facts["what"]))))
@@ -63,7 +63,7 @@ def named_holders(case: Case) -> list[str]:
 
 
 def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
-    """(line, bytes) of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    """(line, bytes) of each program, neither vLLM nor Python, with over a GiB in nvidia-smi's list of processes."""
     for item in case.all("smi_process"):
         size = item.number("held_bytes") or 0
         if size > GIB and not re.search(r"(?i)vllm|python", str(item.facts["what"])):
@@ -71,7 +71,7 @@ def _other_programs(case: Case) -> Iterator[tuple[Evidence, int]]:
 
 
 def _used_rows(case: Case) -> Iterator[tuple[Evidence, int]]:
-    """(line, bytes) of each of nvidia-smi's cards with over 2 GiB in use, and less than half of a server's share."""
+    """(line, bytes in use) of each card of nvidia-smi with over 2 GiB, and under half of a server's budget, in use."""
     if case.has("smi_process", "server_ready", "engine_stats") or case.ledger.other_processes_bytes:
         return
     for item in case.all("card_usage"):
@@ -81,12 +81,12 @@ def _used_rows(case: Case) -> Iterator[tuple[Evidence, int]]:
 
 
 def listed_programs(case: Case) -> list[str]:
-    """`NAME with SIZE` of each program but vLLM with over a GiB in nvidia-smi's list of processes."""
+    """`NAME with SIZE` of each program, neither vLLM nor Python, with over a GiB in nvidia-smi's list of processes."""
     return [f"{str(item.facts['what']).rpartition('/')[2]} with {gib(size)}" for item, size in _other_programs(case)]
 
 
 def idle_cards(case: Case) -> list[int]:
-    """Numbers of the cards that nvidia-smi or a sentence shows idle; the one that failed is none of them."""
+    """Indices of the GPUs that nvidia-smi or a sentence shows as idle, without the one that failed."""
     numbers = {item.line: item.number("index_count") or 0 for item in case.all("gpus_listed")}
     used = {
         item.line: (item.number("used_bytes") or 0) / (item.number("total_bytes") or 1)
@@ -102,7 +102,7 @@ def idle_cards(case: Case) -> list[int]:
 
 
 def idle_card_fix(planner: FailedServer) -> Fix | None:
-    """Fix: the cards that the text shows to be idle; None where they are fewer than the server's ranks."""
+    """Fix: CUDA_VISIBLE_DEVICES with the idle cards that the text shows; None where these are fewer than the ranks."""
     cards, ranks = idle_cards(planner.case), planner.known.ranks
     if planner.case.is_npu or len(cards) < ranks:
         return None
@@ -114,7 +114,7 @@ def idle_card_fix(planner: FailedServer) -> Fix | None:
 
 
 def is_held_by_sibling(case: Case) -> bool:
-    """Whether the memory in use at start-up is as large as the weights that another engine of this log has loaded."""
+    """Whether the memory in use at start-up is, within 2 GiB, the weights that another engine of this log loaded."""
     free, total = free_and_total_bytes(case)
     if free is None or total is None:
         return False
@@ -123,7 +123,7 @@ def is_held_by_sibling(case: Case) -> bool:
 
 
 def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
-    """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
+    """Fix: how to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
     check = planner.case.first("free_below_desired")
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
     platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device

@@ -132,7 +132,7 @@ def _visible_gpus(args: ServeArgs) -> int | None:
 
 
 def _listed_gpus(case: Case) -> int | None:
-    """GPUs of the machine by nvidia-smi's or collect_env's list, or a sentence that has them; None without a count."""
+    """Number of GPUs of the machine by nvidia-smi's or collect_env's list, or a sentence; None where none tells."""
     listed = [item.facts for item in case.all("gpus_listed") if not _TRIED_ON.search(item.text)]
     told = [(name, NUMBERS.get(str(fact).lower(), fact)) for facts in listed for name, fact in facts.items() if fact]
     return max(
@@ -145,14 +145,14 @@ _SPLIT = re.compile(r"(?i)\b(?:splits?|splitting|shards?|sharded)\b|\bper[- ](?:
 
 
 def _stated_ranks(case: Case) -> int:
-    """The number of GPUs that a sentence says the run was split over; 1 where none does, or only the first was used."""
+    """The number of GPUs that a sentence says the run was split over; 1 without one, or if only the first was used."""
     told = [item for item in case.all("gpus_listed") if "gpus_count" in item.facts and not case.has("first_card_told")]
     told = [item for item in told if _TRIED_ON.search(item.text) or _SPLIT.search(item.text)]
     return max((int(item.facts["gpus_count"]) for item in told), default=1)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
-    """The server that the user's command line, or the file it names, starts."""
+    """The server that the user's command, or the file it names, starts, read for `release` (None: not known)."""
     from legroom.deployments.deployment import deployment_from_file, deployment_from_text  # only for a given line
 
     line = hints.command or ""
@@ -162,7 +162,7 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
-    """The newest release that accepts the user's line, and the line as it parses it; else `guess` and `read`."""
+    """The newest release that accepts the user's line, and the server it reads from that; else `guess` and `read`."""
     for version in reversed(known_releases()):
         try:
             deployment = given_deployment(hints, known_release(version))
@@ -188,7 +188,7 @@ def count_ranks(case: Case) -> int:
 
 
 def all_ranks_logged(case: Case, ranks: int) -> bool:
-    """Whether every rank logs, or as many workers, or a rank above 3, which means all eight of a machine."""
+    """Whether the log shows all `ranks` (> 1): each number, or as many workers, or one above 3, as of 8 a machine."""
     logged = {item.rank for item in case.evidence if item.rank is not None}
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     return ranks > 1 and (logged >= set(range(ranks)) or max(logged, default=0) > 3 or len(workers) >= ranks - 1)
@@ -214,7 +214,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
         is_loaded = is_loaded or weights_and_pool_beyond_card(case, known) > 0
-        if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
+        if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_plan_too_small(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), args)
     except NOT_PLANNABLE:
@@ -235,7 +235,7 @@ def plan_of_started_run(made: Plan) -> Plan | None:
 
 
 def _logged_model(args: ServeArgs) -> Model:
-    """The model with its draft, by the names that the log prints; without a draft of which nothing is known."""
+    """The model with its draft, by the names that the log prints; without the draft where that is unknown."""
     from legroom.vllm.resolve import with_draft
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
@@ -261,8 +261,8 @@ def _with_implied_utilization(made: Plan, args: ServeArgs, pool: int) -> ServeAr
     return replace(args, gpu_memory_utilization=share) if 0 < share < default - 0.05 else args  # a step of shares
 
 
-def _is_far_below(made: Plan, case: Case) -> bool:
-    """Whether torch needed more than the plan has before the KV cache, in its whole error band, and failed there."""
+def _is_plan_too_small(made: Plan, case: Case) -> bool:
+    """Whether the plan is far too small: before the KV cache, torch needed over a GiB more than its upper bounds."""
     oom, layout = case.oom, made.layout
     if oom is None or oom.torch_bytes is None or oom.pools_bytes or case.site not in ("", "profile"):
         return False
@@ -341,8 +341,8 @@ def _without_impossible_values(args: ServeArgs) -> ServeArgs:
     return replace(args, **odd) if odd else args  # type: ignore[arg-type]
 
 
-def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
-    """The card by the user's or the log's name, else its total; None without. LegroomError: the user's is unknown."""
+def _find_gpu(case: Case, hints: Hints, total_bytes: int | None) -> Gpu | None:
+    """The card by the user's or log's name, else by its total; None without. LegroomError: the user's is unknown."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:
@@ -351,23 +351,23 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
         except LegroomError:
             if hints.gpu:
                 raise
-    if card is None and total:
-        card = None if case.oom is not None and case.oom.platform == "NPU" else _card_of_total(total)
-        card = card or known_gpu(f"{total / GIB:.2f}GiB")
-    if card is None or not total:
+    if card is None and total_bytes:
+        card = None if case.oom is not None and case.oom.platform == "NPU" else _card_of_total(total_bytes)
+        card = card or known_gpu(f"{total_bytes / GIB:.2f}GiB")
+    if card is None or not total_bytes:
         return card
-    size = _size_with_total(card, total) or (card if hints.gpu else None)
-    return with_total(size, total) if size else card
+    size = _size_with_total(card, total_bytes) or (card if hints.gpu else None)
+    return with_total(size, total_bytes) if size else card
 
 
-def _size_with_total(card: Gpu, total: int) -> Gpu | None:
-    """The size of the card's name that may report this total; None where none may."""
+def _size_with_total(card: Gpu, total_bytes: int) -> Gpu | None:
+    """The variant of the card (of two memory sizes under one name) within 10 % of this total; None where none is."""
     sizes = (card, known_gpu(card.larger)) if card.larger else (card,)
-    return next((size for size in sizes if abs(size.total_bytes - total) < size.total_bytes * 0.1), None)
+    return next((size for size in sizes if abs(size.total_bytes - total_bytes) < size.total_bytes * 0.1), None)
 
 
 def other_card_notes(case: Case, hints: Hints | None) -> tuple[str, ...]:
-    """That the log is of a card of another size than the one that the user named; empty where it is not."""
+    """A note that the log's card has another memory size than the one that the user named; empty where it has not."""
     if hints is None or not hints.gpu:
         return ()
     total, named = known_deployment(case, hints).total_bytes, known_gpu(hints.gpu)
@@ -377,9 +377,9 @@ def other_card_notes(case: Case, hints: Hints | None) -> tuple[str, ...]:
     return (f"{logged}: everything here is computed with the log's size.",)
 
 
-def _card_of_total(total: int) -> Gpu | None:
-    """The card that reports this many total bytes; None where none does or cards of several compute capabilities do."""
-    near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
+def _card_of_total(total_bytes: int) -> Gpu | None:
+    """The card that reports this total; None where none does or cards of several compute capabilities do."""
+    near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total_bytes <= card.total_high_bytes * 1.005]
     return near[0] if near and len({card.compute_capability for card in near}) == 1 else None
 
 
@@ -441,7 +441,7 @@ class RebuiltCommand:
     """Started as `python -m vllm.entrypoints.openai.api_server`."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
-        """The command line with `flags` (by vLLM's Python names; None removes one) and variables changed."""
+        """The command as words, with `flags` (by vLLM's Python names; None removes one) and variables changed."""
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
@@ -457,7 +457,7 @@ class RebuiltCommand:
         return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
-        """The comment beside the command; where the command is not known, the changed flags and variables alone."""
+        """The comment for the command; where the command is not known, the changed flags and variables alone."""
         if not self.is_unknown:
             return self.comment
         changed = " ".join([*assignments(env), *any_release_words(flags)])
@@ -467,7 +467,7 @@ class RebuiltCommand:
 
 
 def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: tuple[str, ...] = ()) -> RebuiltCommand:
-    """The failed command: the user's line (`lost`: flags not in the release), else printed flags, else the config."""
+    """The failed command: the user's line (`lost`: its unknown flags), else logged flags, else the engine's config."""
     given = startup.given
     if line is not None:
         args = merge_args(line, given.args if startup.args_known else _UNSET)
@@ -488,7 +488,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
 
 
 def _unknown_flags_comment(names: tuple[str, ...], startup: Startup) -> str:
-    """A comment naming the flags whose values are not known; empty where all are."""
+    """A comment on flags `names` that the log cuts off, and on keyword arguments of LLM(...); empty without both."""
     parts = []
     if names:
         parts.append(f"add what the log does not show in full: {', '.join(names)}")

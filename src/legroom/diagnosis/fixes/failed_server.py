@@ -76,7 +76,7 @@ class FailedServer:
 
     @cached_property
     def plan_by_config(self) -> Plan | None:
-        """The plan without the log's sizes, on the known card or 96 GiB; None if model or GPU number is unknown."""
+        """The plan without the log's sizes, on the known card or 96 GiB; None if model or GPU count is unknown."""
         from legroom.planning.plan import Target, plan
 
         args = self.known.args
@@ -155,7 +155,7 @@ class FailedServer:
 
     @property
     def may_be_before_v1(self) -> bool:
-        """Whether the release is before 0.8, which made V1 the default; if unknown, whether a traceback has no V1."""
+        """Whether the release is before 0.8, which made V1 the default; if unknown, whether frames name no engine."""
         if self.known.release_known:
             return self.known.release.before("0.8.0") and self.case.engine.generation != "V1"
         calls = (item.text for item in self.case.evidence if item.role == "frame")
@@ -163,7 +163,7 @@ class FailedServer:
 
     @property
     def captures_outside_budget(self) -> bool:
-        """Whether CUDA graphs are captured beside the budget, as before 0.20."""
+        """Whether CUDA graphs are allocated outside gpu_memory_utilization's budget, as before 0.20."""
         release = self.known.release
         return release.before("0.20.0") if self.known.release_known else self.case.engine.generation == "V0"
 
@@ -186,7 +186,7 @@ class FailedServer:
 
     @property
     def default_utilization(self) -> float:
-        """The release's default of gpu_memory_utilization; of an unknown one that of nearly all, 0.9."""
+        """The release's default of gpu_memory_utilization; 0.9, as of nearly all, where the release is not known."""
         return float(default("--gpu-memory-utilization", self.known.release)) if self.known.release_known else 0.9
 
     @property

@@ -76,10 +76,11 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     offered = tuple(fixes)
 
     def is_offered(rule: re.Match[str]) -> bool:
-        """Whether a fix changes one of the settings that a dead end's action names in the way that it warns of."""
+        """Whether a fix moves a setting in a dead end's action (`rule`: its match) the way that the action warns of."""
         return any(is_lever_offered(rule[1], name) for name in re.findall("[a-z]+(?:_[a-z]+)+", rule.string))
 
     def is_lever_offered(verb: str, name: str) -> bool:
+        """Whether a fix moves setting `name` from its value in force as `verb` says: raise, lower or change."""
         now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
         values = [fix.flags[name] for fix in offered if isinstance(fix.flags.get(name), int | float)]
         moves = {"raise" if value > now else "lower" for value in values}
@@ -113,7 +114,7 @@ def _meets_conditions(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The fix that the text reports: settings that worked, or one to give; None without one or `is_memory`."""
+    """Fix by the text: the settings with which it started, or one to set; None without these or if not `is_memory`."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
@@ -148,7 +149,7 @@ def _reported_release_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
-    """Whether a fix does nothing but what a dead end of the same finding warns of."""
+    """Whether a fix does nothing but what a dead end warns of (`rule`: verb, setting and bound in its action)."""
     verb, name, bound = rule.groups()
     is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom", "cpu_below_desired", "cpu_kv_short")
     if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven or fix.is_unplanned:
@@ -162,13 +163,13 @@ def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
 
 
 def _is_tight(fix: Fix) -> bool:
-    """Whether the fix's plan is tight and the log does not confirm it."""
+    """Whether the fix's plan starts with hardly any room (`tight`), and the log does not prove the fix."""
     return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
 
 
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
-    steps = tuple(step for step in fix.steps if planner.case.launcher or _release_has(planner, step))
+    """The fix with its command and plan; None where the release, the machine or the memory model rules it out."""
+    steps = tuple(step for step in fix.steps if planner.case.launcher or _release_has_flag_in(planner, step))
     if planner.case.is_npu:
         steps = tuple(step.replace("nvidia-smi before", "npu-smi info before") for step in steps)
         steps = tuple(step.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE") for step in steps)
@@ -225,7 +226,7 @@ def _lowers_unknown_utilization(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
-    """Where the program that starts the engine takes these settings; None where that is `vllm serve` itself."""
+    """A step: where the program that starts the engine takes these settings; None where that is `vllm serve`."""
     launcher = planner.case.launcher
     settings = {name: value for name, value in fix.flags.items() if value is not None and name != "model"}
     if launcher is None or not settings or any(step.startswith("in the trainer's own") for step in fix.steps):
@@ -239,8 +240,8 @@ def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
     return f"in {launcher.name}: {launcher.words(settings)}"
 
 
-def _release_has(planner: FixPlanner, step: str) -> bool:
-    """Whether the release has one of the flags of vLLM's that a step names; true where it names none."""
+def _release_has_flag_in(planner: FixPlanner, step: str) -> bool:
+    """Whether the release has one of the vLLM flags that a step names; True where it names none or is unknown."""
     known = [name for name in _STEP_FLAG.findall(step) if name in flags_ever()] if planner.known.release_known else []
     return not known or any(name in flags_of(planner.known.release) for name in known)
 
@@ -274,7 +275,7 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
-    """Whether the failed run had this value of the setting `name`, given or by default, or fewer sequences."""
+    """Whether the failed run had this value of setting `name`, given or by default, or no larger max_num_seqs."""
     given = planner.given_args
     if name == "max_num_seqs" and value is not None and given.max_num_seqs is not None:
         return bool(value >= given.max_num_seqs)
@@ -286,7 +287,7 @@ def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
 
 
 def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
-    """The fix's kind; where none of its memory flags is of that kind, the kind of the first one."""
+    """The fix's kind, or that of its first memory flag where no flag is of the fix's kind."""
     known = kinds_of_changes()
     kinds: list[FixKind] = [known[name] for name in fix.flags if name in known]
     if (share := fix.flags.get("gpu_memory_utilization")) is not None:
@@ -309,7 +310,7 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
 
 
 def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix, with eager mode or a lower utilization where its own leaves too little for what vLLM allocates next."""
+    """The fix, with eager mode or a lower utilization where it leaves too little for what vLLM allocates next."""
     total, share = planner.total_bytes, fix.flags.get("gpu_memory_utilization", planner.utilization)
     if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > FULL_UTILIZATION:
         why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
@@ -328,7 +329,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def unexplained_bytes(case: Case, fix: Fix) -> int:
-    """Bytes in use at a failed graph capture beyond the plan before this fix; 0 up to 1 GiB, or where not printed."""
+    """Bytes in use at a failed graph capture beyond the failed run's plan; 0 up to 1 GiB, or where not printed."""
     if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
         return 0
     gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)

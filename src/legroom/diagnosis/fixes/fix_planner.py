@@ -39,7 +39,7 @@ class FixPlanner(FailedServer):
 
     @cached_property
     def largest_utilization(self) -> float:
-        """The largest share that fits beside what others hold by the text; 1 where it tells of none."""
+        """The largest gpu_memory_utilization beside what others hold by the text; 1 where it tells of no others."""
         holder, total = described_holder(self.case), self.total_bytes
         # Beside its own figure each of them has a CUDA context, as the server has.
         held = holder[1] + GIB if holder is not None and not self.case.platform.trainer else 0
@@ -118,7 +118,7 @@ class FixPlanner(FailedServer):
         return tight
 
     def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
-        """The fix, for `why`, with the first advice of `legroom plan` that makes its tight plan fit; else as it is."""
+        """The fix, for `why`, with the first advice of `legroom plan` that gives its tight plan room; or unchanged."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
         from legroom.planning.advice import with_advice
@@ -133,7 +133,7 @@ class FixPlanner(FailedServer):
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """Fix: the first change of the kind `name` (of `planning/levers.py`) that fits, else that starts; or None."""
+        """Fix: the first change by lever `name` (`planning/levers.py`) that fits, else that starts; None without."""
         if self.failed_plan is None:
             return None
         if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
@@ -145,7 +145,7 @@ class FixPlanner(FailedServer):
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
-        """Fix: a change of the kind `name` with what else it needs to start, at last a shorter context; else None."""
+        """Fix: a change by lever `name` and what else makes it start, at last a shorter context; None if none does."""
         planned = self.extend_until_fits(self.pull_lever(name, why), why)
         if planned is not None or self.failed_plan is None:
             return planned
@@ -162,7 +162,7 @@ class FixPlanner(FailedServer):
         return self.first_change_that_fits(kinds_of_changes()[name], changes, why, trades=trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
-        """Fix: several settings but `keep` changed at once, as `legroom plan` advises; None where none suffices."""
+        """Fix: several settings, none of `keep`, changed at once as `legroom plan` advises; None if none starts."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
@@ -209,7 +209,7 @@ class FixPlanner(FailedServer):
         return replace(target, model=model, gpus=max(target.gpus, args.gpus_needed), seen=seen)
 
     def _with_unplanned_peak(self, made: Plan) -> Plan:
-        """The plan with what the log's profile run took beyond the model's figure, which no flag takes away."""
+        """The plan, its peak raised by what the logged profile run took beyond the model's, as no flag removes that."""
         from legroom.planning.plan import plan
 
         failed, seen = self.failed_plan, made.target.seen
@@ -224,7 +224,7 @@ class FixPlanner(FailedServer):
 
     @cached_property
     def _unplanned_peak_bytes(self) -> int:
-        """What the failed run's profile took beyond the model's figure for the same flags; 0 without a plan."""
+        """By how much the profile run's logged peak exceeds the model's for the same flags; 0 without a logged plan."""
         from legroom.planning.plan import plan
 
         if (failed := self.failed_plan) is None or failed.target.seen is None:
@@ -242,7 +242,7 @@ class FixPlanner(FailedServer):
         return made.layout.kv_cache.low >= made.memory.kv.needed_bytes > failed.layout.kv_cache.bytes
 
     def _frees_enough(self, made: Plan) -> bool:
-        """Whether the change frees what was missing; True where that is unknown, or the failure was predicted."""
+        """Whether the change frees what was missing; True where that is unknown or the plan predicted the failure."""
         base = self.failed_plan
         if self.unpredicted_pool_bytes and base is not None:
             won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
@@ -262,7 +262,7 @@ class FixPlanner(FailedServer):
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Fix: utilization lower by `need_bytes` and more, or a smaller pool of given or advised size; else None."""
+        """Fix: utilization lower by `need_bytes` and a margin, or a smaller pool of given or advised size; or None."""
         trades = "a smaller KV pool"
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
             return self._smaller_pool_fix(pool, need_bytes, why)
@@ -335,7 +335,7 @@ class FixPlanner(FailedServer):
         return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", is_unplanned=True)
 
     def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
-        """The failed run's plan with these flags, whether it starts or not; None where there is none."""
+        """The failed run's plan with these flags, whether it starts or not; None where it cannot be computed."""
         from legroom.planning.plan import plan
 
         try:
@@ -369,7 +369,7 @@ class FixPlanner(FailedServer):
         return fix if fix is None or self.utilization_known else self.relative_to_share(fix)
 
     def relative_to_share(self, fix: Fix) -> Fix:
-        """The fix with its utilization as a step, `add 0.05 to ...`, as the text does not show the value in force."""
+        """The fix, its utilization given as a step, `add 0.05 to ...`, as the text does not show the one in force."""
         value, name = fix.flags["gpu_memory_utilization"], "--gpu-memory-utilization"
         change = round(value - self.utilization, 3)
         step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"

@@ -34,7 +34,7 @@ def has_given_pool(args: ServeArgs) -> bool:
 
 
 def larger_pool_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a larger explicit KV pool that holds one request of max_model_len; None where no flag sets its size."""
+    """Fix: a larger KV pool, its size set by flag or variable, for one request of max_model_len; None if not set."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
         return _more_pool_blocks_fix(planner, args) or _scaled_pool_fix(planner, "num_gpu_blocks_override")
@@ -68,7 +68,7 @@ def advised_utilization_fix(planner: FixPlanner, short_bytes: int) -> Fix | None
 
 
 def _scaled_pool_fix(planner: FixPlanner, name: str) -> Fix | None:
-    """The explicit pool size times needed/available bytes of vLLM's check; None above the measured pool."""
+    """Fix: pool flag `name` x needed / available bytes of vLLM's check; None where that exceeds the measured pool."""
     needed, has = (planner.case.number("kv_bytes_short", part) for part in ("needed_bytes", "available_bytes"))
     measured = planner.case.startup.available_kv_bytes
     if not needed or not has or has <= 0 or needed <= has or (measured or needed) < needed:
@@ -133,7 +133,7 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
 
 
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
-    """Fix: the pixel limit that the text names, else one image and no video a prompt, and max_pixels if it applies."""
+    """Fix: the pixel limit that the text names, else one image and no video a prompt, and max_pixels if supported."""
     # A limit of 0 refuses what the text serves.
     told = " ".join(item.text.lower() for item in planner.case.evidence if item.role != "frame")
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": int(" video" in told)}}
@@ -154,7 +154,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes for the refusals by vLLM in the text: unknown flags first, a flag whose value is named last."""
+    """Fixes for vLLM's refusals in the text: of unknown flags first, of a flag whose value an error names last."""
     case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
@@ -174,7 +174,7 @@ def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def named_value_fix(planner: FixPlanner, message: str) -> Fix | None:
-    """Fix: remove the flag whose value the message names; None where it names values of none or of several."""
+    """Fix: remove the one typed flag whose value the `message` names; None where it names none or several."""
     typed = {name: value for name, value in typed_flags(planner).items() if isinstance(value, str) and name != "model"}
     named = [name for name, value in typed.items() if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", message)]
     if len(named) != 1 or typed[named[0]] == "auto":
@@ -185,7 +185,7 @@ def named_value_fix(planner: FixPlanner, message: str) -> Fix | None:
 
 
 def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
-    """Fix: renamed and misspelt flags by their right name, others taken out; None where none of the words is one."""
+    """Fix: of the refused `words` of a command, misspelt or renamed flags put right, others out; None without flags."""
     flags: dict[str, Any] = {}
     reasons, steps = [], []
     if words and "/" in words[0] and not words[0].startswith(("-", "{")):
@@ -221,7 +221,7 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
 
 
 def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:
-    """What is wrong with a flag in this release; None where nothing is."""
+    """What is wrong with a flag (`--max-model-len`) in this release; None where nothing is."""
     try:
         problems = parse_flags([name], planner.known.release).problems
     except LegroomError:
@@ -230,7 +230,7 @@ def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:
 
 
 def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> str | None:
-    """The Python name of the flag that means the same; None where there is none."""
+    """Python name of the flag to use instead of the problem's, if it needs a value as that has `value`; else None."""
     if problem.kind not in ("renamed", "unknown") or not problem.instead.startswith("--") or " " in problem.instead:
         return None
     flag = flags_of(planner.known.release).get(problem.instead)
@@ -247,7 +247,7 @@ def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
 
 
 def _argparse_refusal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: without the flag whose value argparse refuses, or with that in the form that it takes; None if unknown."""
+    """Fix: without the flag whose value argparse refuses, or with the value in its right form; None if unknown."""
     name = str(evidence.facts.get("flag", "")).split("/")[-1]
     flag = flags_of(planner.known.release).get(name)
     if flag is None and flag_kind_ever(name) is None:
@@ -263,7 +263,7 @@ def _argparse_refusal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None
 
 
 def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: without the number that is out of range; a utilization of 2 to 100 is per cent. None if no flag has it."""
+    """Fix: remove the number that is out of range; a utilization of 2 to 100 is per cent. None if no flag has it."""
     given = typed_flags(planner)
     flags: dict[str, Any] = {}
     for name in (evidence.facts.get("name"), evidence.facts.get("second")):
@@ -278,7 +278,7 @@ def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: --max-model-len set to the model's own limit, which vLLM's refusal prints."""
+    """Fix: --max-model-len set to the model's own limit, which vLLM's refusal prints; None where it prints none."""
     limit = evidence.facts.get("limit_count")
     if not isinstance(limit, int) or limit < 1:
         return None
@@ -286,7 +286,7 @@ def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: --max-num-batched-tokens for a whole prompt, or a token of every sequence; None if neither is printed."""
+    """Fix: --max-num-batched-tokens raised to a whole prompt, or to a token a sequence; None if neither is printed."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
@@ -302,7 +302,7 @@ def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: as ranks the largest power of two that divides the attention heads, as KV heads are split too; else None."""
+    """Fix: the largest power of two up to the refused ranks that divides the attention heads; None if not printed."""
     heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
     if not isinstance(heads, int) or not isinstance(ranks, int):
         return None
@@ -354,7 +354,7 @@ def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | N
 
 
 def _unknown_keyword_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: without the keyword that this release's engine arguments lack; None where no release has such a setting."""
+    """Fix: without the keyword that this release's EngineArgs lack; None where no release has such a setting."""
     name = str(evidence.facts["name"])
     if "EngineArgs" not in str(evidence.facts["callee"]) or flag_kind_ever(flag_name(name)) is None:
         return None

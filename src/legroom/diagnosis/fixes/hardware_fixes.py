@@ -39,7 +39,7 @@ def is_4_bit(planner: FixPlanner) -> bool:
 
 
 def keeps_16_bits(planner: FixPlanner) -> bool:
-    """Whether a checkpoint in 4 bits keeps so many of its layers in 8 or 16 that a smaller one exists."""
+    """Whether a 4-bit checkpoint keeps so many layers in 8 or 16 bits (6 a parameter) that a smaller one exists."""
     plan, by_name = planner.failed_plan, _BILLIONS.search(planner.known.args.model)
     quantization = plan.target.model.quantization if plan is not None else None
     if plan is None or by_name is None or quantization is None or quantization.weight_bits > 4:
@@ -49,7 +49,7 @@ def keeps_16_bits(planner: FixPlanner) -> bool:
 
 
 def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
-    """What one rank needs before the KV cache, by the plan or the log; None where neither tells."""
+    """Bytes that one rank needs before the KV cache, by the plan or the log; None where neither tells."""
     if planner.failed_plan is not None:
         layout = planner.failed_plan.layout
         held = max(layout.weights.bytes + layout.activation.bytes, layout.loading_peak_bytes)
@@ -61,7 +61,7 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 
 def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
-    """Fix: the ranks that the plan needs, else twice as many or all GPUs named; None if unknown or they do not fit."""
+    """Fix: the ranks that the plan needs, else all named GPUs or twice the ranks; None if unknown or not enough."""
     planned = planner.pull_lever_for_weights("idle GPUs", why) or planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
@@ -84,7 +84,7 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
 
 
 def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
-    """Fix: the visible cards that are not used, where the weights are larger than the one that is; else None."""
+    """Fix: TP over the visible cards, where only one is used and the weights are larger than it; else None."""
     cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
     if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
         return None
@@ -95,13 +95,13 @@ def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
 
 
 def is_likely_alone(planner: FixPlanner) -> bool:
-    """Whether the machine has one card: the text says so, or it is a workstation's and no others are mentioned."""
+    """Whether the machine has one GPU, used by one rank: by the text, or below 33 GiB with no other mentioned."""
     is_of_workstation = planner.known.gpus is None and 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
     return planner.known.ranks == 1 and (planner.known.gpus == 1 or is_of_workstation)
 
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
-    """Whether the machine has the GPUs that a fix asks for, more of them than the failed run used."""
+    """Whether the machine is known to have the GPUs that a fix asks for, more than the failed run used."""
     return planner.known.ranks < _ranks_asked(fix) <= (planner.known.gpus or 0)
 
 
@@ -116,7 +116,7 @@ def _ranks_asked(fix: Fix | None) -> int:
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: weights in FP8 or 4 bits; None where they have 4, their size is unknown, or the pool stays below 1 GiB."""
+    """Fix: weights in FP8 or 4 bits; None where they are in 4, of unknown size, or the pool would stay below 1 GiB."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
         return None
@@ -148,7 +148,7 @@ def quantized_fix(planner: FixPlanner, why: str) -> Fix | None:
 
 
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes where the weights exceed utilization x total: more of it, and where they fill the card, other hardware."""
+    """Fixes where the weights exceed utilization x total: raise it; where they fill the card, other hardware too."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
     if not total or not weights or not accounting.weights_over_budget_bytes:
@@ -164,7 +164,7 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix | None:
-    """Fix: smaller steps and pool, where `total` bytes of the card exceed the `needed` weights and overhead; None where
+    """Fix: smaller steps and pool, where the card's `total` bytes exceed those `needed` before the KV cache; None where
     by its plan that does not start."""
     short = planner.case.ledger.shortage_bytes + GIB
     flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
@@ -180,7 +180,7 @@ def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix | 
 
 
 def other_hardware(planner: FixPlanner) -> Fix:
-    """Fix: the cards or checkpoints with the memory that is needed; smaller steps where this card should have it."""
+    """Fix: larger or more GPUs, or a smaller checkpoint; smaller steps where the needed bytes are below the card."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
     if needed is not None and total is not None and planner.case.site != "load":

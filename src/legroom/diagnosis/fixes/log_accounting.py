@@ -92,7 +92,7 @@ class LogAccounting:
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The longest request in tokens (multiple of 256) of the pool at utilization `share`, less 3 %; else None."""
+        """Tokens (multiple of 256) of the longest request at utilization `share`, less 3 %; None where unknown or 0."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -100,8 +100,8 @@ class LogAccounting:
         return min(tokens, self.request_len) // 256 * 256 or None
 
 
-def log_accounting(case: Case, share: float, total_bytes: int | None, planned_weights: int | None) -> LogAccounting:
-    """The accounting of one case at this utilization and card total; weights not printed are planned."""
+def log_accounting(case: Case, share: float, total_bytes: int | None, planned_bytes: int | None) -> LogAccounting:
+    """The log's memory figures at this utilization and card total; `planned_bytes`: weights where it prints none."""
     startup = case.startup
     is_checked = case.has("free_below_desired")
     pool = pool_bytes(case)
@@ -109,7 +109,7 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
         total_bytes,
         share,
         case.number("free_below_desired", "free_bytes") if is_checked else startup.free_at_start_bytes,
-        startup.weights_bytes or _expected_weights_bytes(case, total_bytes, planned_weights),
+        startup.weights_bytes or _expected_weights_bytes(case, total_bytes, planned_bytes),
         startup.activation_bytes,
         startup.non_torch_bytes,
         pool,
@@ -118,17 +118,17 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
     )
 
 
-def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
-    """The planned weights, else stated ones that fill the card; None if weights that loaded disprove them."""
-    weights = planned or stated_weights_bytes(case)
+def _expected_weights_bytes(case: Case, total_bytes: int | None, planned_bytes: int | None) -> int | None:
+    """The planned weights, else stated ones that nearly fill the card; None if weights that loaded disprove them."""
+    weights = planned_bytes or stated_weights_bytes(case)
     is_above = total_bytes is not None and weights > total_bytes
     is_loaded = case.was_ready or case.site not in ("", "build", "load")
     is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
-    return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
+    return None if is_loaded and (is_above or not planned_bytes) else weights if planned_bytes or is_full else None
 
 
 def stated_weights_bytes(case: Case, ranks: int = 0) -> int:
-    """A rank's weights by sentences that give their size, or parameters and dtype, else 0. `ranks`: 0: by flags."""
+    """A rank's weights by sentences on their size, or parameters and dtype, else 0. `ranks` 0: as many as by flags."""
     told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
     by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
     said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
@@ -137,7 +137,7 @@ def stated_weights_bytes(case: Case, ranks: int = 0) -> int:
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
-    """(KV bytes, tokens) of the longest request by vLLM's check, or by the concurrency printed of a `pool` in bytes."""
+    """(KV bytes, tokens) of one request by vLLM's check or the concurrency of `pool` bytes; (None, None) without."""
     needed, length = (case.number("kv_bytes_short", name) for name in ("needed_bytes", "max_model_len_count"))
     if needed is not None and length is not None and needed > 0:
         return needed, length
@@ -186,15 +186,13 @@ def pool_bytes(case: Case) -> int | None:
 
 
 def _nearest_card(total_bytes: int) -> Gpu | None:
-    """The card whose range of reported totals is nearest; None where none is within 3 %."""
+    """The card whose range of reported totals is nearest to this one; None where none is within 3 %."""
     whole = [card for card in all_gpus() if " MIG " not in card.name and not card.unified]
-    near = [
-        card for card in whole if _distance_to_band_bytes(card, total_bytes) <= _MAX_RELATIVE_DISTANCE * total_bytes
-    ]
-    return min(near, key=lambda card: _distance_to_band_bytes(card, total_bytes), default=None)
+    near = [card for card in whole if _bytes_outside_range(card, total_bytes) <= _MAX_RELATIVE_DISTANCE * total_bytes]
+    return min(near, key=lambda card: _bytes_outside_range(card, total_bytes), default=None)
 
 
-def _distance_to_band_bytes(card: Gpu, total_bytes: int) -> int:
-    """Bytes between a total and the range of totals that cards of this name report; 0 inside it."""
+def _bytes_outside_range(card: Gpu, total_bytes: int) -> int:
+    """Bytes by which a total lies outside the totals that cards of this name report; 0 inside."""
     low, high = card.total_low_bytes or card.total_bytes, card.total_high_bytes or card.total_bytes
     return max(low - total_bytes, total_bytes - high, 0)

@@ -24,7 +24,7 @@ _CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)  # Examples where no card is named
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
-    """Flags for `tokens` a step, at most as now, at least `seqs` or max_num_seqs; chunked prefill if it may be off."""
+    """Flags for `tokens` a step, at most as now, at least `seqs` or max_num_seqs; chunked prefill where it is off."""
     args, tokens = planner.known.args, min(tokens, planner.step_tokens)
     flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
     may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
@@ -41,7 +41,7 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
 
 
 def reduced_limit(planner: FixPlanner, number: int) -> int:
-    """`number` / 4, or / (2 x requested/free bytes) if that is less, as a power of two; at least 4 (or `number`)."""
+    """`number` (a flag's value) / 4, or / (2 x requested/free bytes) if less, down to a power of two; at least 4."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -50,7 +50,7 @@ def reduced_limit(planner: FixPlanner, number: int) -> int:
 
 
 def smaller_step_tokens(planner: FixPlanner) -> int:
-    """The tokens of a step to propose: vLLM's default of 2,048 if it has more, else half of its own, at least 512."""
+    """Tokens of a step to propose: 2,048 where the run has more, else half of its own, at least 512."""
     given = planner.step_tokens
     return DEFAULT_STEP_TOKENS if given > DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
@@ -63,7 +63,7 @@ def without_draft(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | Non
 
 
 def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
-    """Fix: fewer tokens a step, with the flags of `more`; None unless the run asks for more than any default."""
+    """Fix: fewer tokens a step, with the flags of `more`; None unless the run asks for more than any default, 8,192."""
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
@@ -92,7 +92,7 @@ def joined_segments_fix(planner: FixPlanner) -> Fix | None:
 
 
 def with_joined_segments(planner: FixPlanner, fix: Fix | None) -> Fix | None:
-    """The fix, with expandable segments where torch's unused pieces, a twentieth of the card, cover the request."""
+    """The fix, with expandable segments where torch's unused pieces (5 % of the card or more) cover the request."""
     oom, join = planner.case.oom, joined_segments_fix(planner)
     is_large = oom is not None and (oom.unallocated_bytes or 0) >= max((oom.total_bytes or 0) // 20, GIB)
     if fix is None or join is None or not is_large or not planner.case.ledger.reserve_covers_request:
@@ -100,12 +100,12 @@ def with_joined_segments(planner: FixPlanner, fix: Fix | None) -> Fix | None:
     return replace(fix, why=f"{fix.why} {join.why}", flags={**fix.flags, **join.flags}, env=join.env)
 
 
-def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
-    """Fix: higher utilization, smaller steps and eager mode together; None where they cannot free `missing` bytes."""
+def savings_fix(planner: FixPlanner, missing_bytes: int) -> Fix | None:
+    """Fix: higher utilization, smaller steps and eager mode at once; None where these cannot free `missing_bytes`."""
     total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
     is_known = planner.utilization_known or weights is not None
-    if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
+    if (is_known and not planner.utilization_known) or not 0 < missing_bytes < BESIDE_BYTES + share_bytes:
         return None
     if planner.total_bytes and weights and weights > (2 * MAX_UTILIZATION - 1) * planner.total_bytes:
         return None  # the peak and a pool do not fit into what is left
@@ -116,10 +116,10 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
         flags["enforce_eager"] = True
     parts = "the peak of the profile run and the CUDA graphs have" if counts else "the peak of the profile run has"
     trades = f"{'slower decoding, and ' if counts else ''}long prompts take more steps"
-    why = f"{gib(missing)} are missing: {parts} to become smaller, beside what a larger share gives."
+    why = f"{gib(missing_bytes)} are missing: {parts} to become smaller, beside what a larger share gives."
     steps: tuple[str, ...] = () if is_known else known_fix("what_decides").steps
     if not planner.utilization_known:
-        steps = (_utilization_rule(planner, missing), *steps)
+        steps = (_utilization_rule(planner, missing_bytes), *steps)
     fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
     if fix is not None or planner.failed_plan is None:
         return fix
@@ -128,11 +128,11 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
     return Fix("raise_util", why, flags, steps=steps, trades=trades, is_unplanned=True)
 
 
-def _utilization_rule(planner: FixPlanner, missing: int) -> str:
-    """A step: how far to raise an unknown gpu_memory_utilization for `missing` bytes and one request, by card size."""
-    need, card = missing + max(planner.one_request_bytes, GIB), planner.total_bytes
+def _utilization_rule(planner: FixPlanner, missing_bytes: int) -> str:
+    """A step: by how much to raise an unknown utilization for `missing_bytes` and one request, by the card's size."""
+    need, card = missing_bytes + max(planner.one_request_bytes, GIB), planner.total_bytes
     on = ", ".join(f"{need / size:.2f} on {gib(size)}" for size in ([card] if card else _CARDS_BYTES))
-    sum_of = f"({gib(missing)} + one request, {gib(need - missing)} or what yours takes)"
+    sum_of = f"({gib(missing_bytes)} + one request, {gib(need - missing_bytes)} or what yours takes)"
     return f"the share that is in force grows by {sum_of} / the card: {on}; up to {MAX_UTILIZATION}"
 
 
@@ -145,8 +145,8 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
-    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
+    """Bytes that the failed step lacked and would have asked for next: known for prompt logprobs (traceback or black
+    box), else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB

@@ -22,7 +22,7 @@ _NEWER = re.compile(r"vllm>=(\d[\d.]*)|pip install -U vllm|\b(?:upgrade|newest)\
 
 
 def failed_values(case: Case, name: str) -> list[Any]:
-    """The values of this setting with which, by the text, the server failed too."""
+    """The values of setting `name` with which, by the text, the server failed too."""
     return [settings[name] for settings, worked in case.reported if not worked and name in settings]
 
 
@@ -36,7 +36,7 @@ def is_between_failures(case: Case, name: str, value: Any) -> bool:
 
 
 def was_in_vain(planner: FailedServer, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this fix too, or already where it goes further."""
+    """Whether the text says that the server failed with this fix too, or with one that goes further the same way."""
     if any(is_between_failures(planner.case, name, value) for name, value in fix.flags.items()):
         return True
     if fix.proven:
@@ -53,7 +53,7 @@ def was_in_vain(planner: FailedServer, fix: Fix) -> bool:
 
 
 def is_value_in_vain(planner: FailedServer, fix: Fix, name: str) -> bool:
-    """Whether by the text the server failed with the value that a fix gives this setting, or with a further one."""
+    """Whether, by the text, the server failed with the fix's value of setting `name`, or with one that goes further."""
     case = planner.case
     if name in fix.env:
         is_tried = "expandable" in fix.env[name] and failed_values(case, "tried expandable_segments")
@@ -71,7 +71,7 @@ def is_value_in_vain(planner: FailedServer, fix: Fix, name: str) -> bool:
 
 
 def goes_on_from_attempt(planner: FailedServer, fix: Fix) -> bool:
-    """Whether a fix only goes further in what by the text was in vain, and no figure says that this suffices."""
+    """Whether a fix only goes further than what was tried in vain, and no figure says that this is enough."""
     made = planner.failed_plan
     if fix.proven or not fix.flags or fix.env or (fix.plan is not None and made is not None and not made.starts):
         return False
@@ -83,12 +83,12 @@ def goes_on_from_attempt(planner: FailedServer, fix: Fix) -> bool:
 
 
 def _larger_share_fails(case: Case, fix: Fix) -> bool:
-    """Whether a larger gpu_memory_utilization than one that failed fails as well."""
+    """Whether a utilization above a failed one fails too: once the pool is allocated, or where the fix lowers it."""
     return fix.kind == "lower_util" or (case.is_oom and case.site in _AFTER_POOL)
 
 
 def _is_tried_release(case: Case, steps: tuple[str, ...]) -> bool:
-    """Whether the step is an upgrade, and the text says that the newest release, or one with the change, fails too."""
+    """Whether the first step is an upgrade, and by the text the newest release, or one with the change, fails too."""
     step, told = _NEWER.search(steps[0]) if steps else None, failed_values(case, "tried release")
     newest = [each for each in told if not each[0].isdigit()]
     if step is None or newest or step[1] is None:
