@@ -172,7 +172,7 @@ def _assumed_card_notes(planner: FixPlanner) -> tuple[str, ...]:
 
 
 def _host_notes(planner: FixPlanner) -> tuple[str, ...]:
-    """That the container's memory limit is too small for the server, whatever fits on the card; else empty."""
+    """A note that the container's memory limit is below what the server holds, whatever fits the card; else empty."""
     limit, made = planner.known.host_limit_bytes, planner.failed_plan
     if limit is None or made is None or limit >= made.host.held_bytes:
         return ()

@@ -82,7 +82,7 @@ def _printed_len(case: Case) -> int | None:
 
 
 def _at_least(case: Case) -> str:
-    """`at least `, where the length that fits is computed from rounded sizes; empty where vLLM prints it."""
+    """`at least ` to put before the length that fits where it comes from rounded sizes; empty where vLLM prints it."""
     is_computed = _printed_len(case) is None and _printed_shortage(case)[1] is not None
     return "at least " if is_computed else ""
 
@@ -209,7 +209,7 @@ def _fixes_by_fewer_bytes(planner: FixPlanner, fits: int, larger: Fix | None) ->
 
 
 def _is_hardly_usable(case: Case) -> bool:
-    """Whether what fits is hardly of use: below 4,096 tokens and half of the wanted ones, or a tenth of the bytes."""
+    """Whether what fits is hardly of use: below 4,096 tokens and 1/4 of the wanted ones, or a tenth of the bytes."""
     fits, wanted = longest_fitting_len(case) or 0, checked_len(case)
     _, needed, has = _printed_shortage(case)
     if not wanted and needed and has is not None:

@@ -84,8 +84,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether weights are ruled out: the plan loads with ease, or torch held more than at load and no frame shows
-    it."""
+    """Whether weights are ruled out: the plan loads with ease, or torch held more than at load with no load frame."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if loads_with_ease(planner):
         return True

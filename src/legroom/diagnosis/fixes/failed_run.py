@@ -274,8 +274,8 @@ def _is_plan_too_small(made: Plan, case: Case) -> bool:
 
 
 def _with_logged_pool(made: Plan, case: Case) -> Target:
-    """The plan's target whose KV pool is the logged one with the most of its rounding error that prints alike, as in
-    vLLM's estimate of the length."""
+    """The plan's target, its KV pool the logged one plus the largest rounding error that prints alike, as vLLM
+    estimates the length; unchanged where none is logged."""
     pool, tokens = pool_bytes(case), case.number("kv_tokens_short", "fits_len_count")
     if pool is None and tokens and not case.startup.explicit_kv:
         pool = made.memory.kv.shape.needed_bytes(tokens)

@@ -99,7 +99,7 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
 
 
 def _is_in_use(planner: FixPlanner, end: DeadEnd) -> bool:
-    """Whether a dead end warns of a share to which the failed run was raised already."""
+    """Whether a dead end warns of raising gpu_memory_utilization to a value that the failed run had already."""
     rule = _FORBIDDEN.match(end.action)
     return rule is not None and rule[3] is not None and planner.utilization >= float(rule[3])
 

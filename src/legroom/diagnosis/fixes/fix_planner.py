@@ -82,12 +82,12 @@ class FixPlanner(FailedServer):
         return Fix(kind, why, dict(flags), dict(env or {}), steps, trades=trades, plan=planned, before=before)
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
-        """Whether by the log's figures, or by a plan that the log has refuted already, these flags cannot start."""
+        """Whether, by the log's figures or a plan that a served run has refuted, these flags cannot start a server."""
         made = self.plan_as_asked(flags) if flags and self.refuted_plan is not None else None
         return self.accounting.refuses(flags) or (made is not None and made.verdict == "does_not_fit")
 
     def advised_by_plan(self) -> Fix | None:
-        """Fix: what `legroom plan` advises where by the plan the run cannot have served; else None."""
+        """Fix: the first advice of `legroom plan`, where by its plan the run that served cannot have; else None."""
         from legroom.planning.advice import with_advice
 
         if (made := self.refuted_plan) is None or not (advice := with_advice(made).advice):
@@ -335,7 +335,7 @@ class FixPlanner(FailedServer):
         return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", is_unplanned=True)
 
     def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
-        """The failed run's plan with these flags, whether it starts or not; None where it cannot be computed."""
+        """The failed (or refuted) run's plan with these flags, whether it starts or not; None where there is none."""
         from legroom.planning.plan import plan
 
         try:
