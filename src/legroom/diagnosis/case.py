@@ -269,7 +269,7 @@ class Case:
 
     @cached_property
     def milestones(self) -> tuple[Evidence, ...]:
-        """Start-up steps and signs of serving that were logged before the first failure; all without a failure."""
+        """Logged start-up steps and signs of serving before the first failure, in order; all where nothing failed."""
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
         # A progress bar may be written after the error that stopped it.
@@ -321,7 +321,7 @@ class Case:
         return "profile" if is_first and not (self.oom and self.oom.pools_bytes) else ""
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
-        """The code site (`load`, `profile`, `kv` ...) after the last logged start-up step; `otherwise` without one."""
+        """The code site (`load`, `kv` ...) that follows the last logged start-up step; `otherwise` if none does."""
         # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
         last = self.milestones[-1] if self.milestones else None
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"

@@ -86,8 +86,8 @@ def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float
 
 
 def share_bounds(text: str) -> tuple[float, float] | None:
-    """(Largest gpu_memory_utilization whose KV pool was too small, smallest one that did not fit), where sentences of
-    one share each tell of both; else None."""
+    """(Largest gpu_memory_utilization whose KV pool was too small, smallest one that did not fit) by sentences that
+    each name one value; None unless some tell of each."""
     short, full = [0.0], [1.0]
     for sentence in setting_words("sentence").split("\n".join(plain_lines(text.split("\n")))):
         if len(shares := set(map(float, _words("any_share").findall(sentence)))) == 1:

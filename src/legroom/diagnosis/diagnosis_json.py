@@ -96,8 +96,8 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
 
 
 def _measured_json(fix: Fix) -> dict[str, Any] | None:
-    """The parts of the fix's plan that the log printed, or that are `derived` from what it printed, and that no changed
-    flag has changed; None without any."""
+    """The sizes in the fix's plan that the log printed and no changed flag invalidates, with the names of those that
+    are `derived` from printed ones; None without any."""
     if fix.plan is None or (seen := fix.plan.target.seen) is None:
         return None
     names = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes")

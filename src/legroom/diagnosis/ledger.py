@@ -57,7 +57,7 @@ class Ledger:
 
     @property
     def reserve_covers_request(self) -> bool:
-        """Whether free plus unused memory would have been enough, so that only fragmentation failed it."""
+        """Whether free plus reserved but unallocated memory covers the request, so that only fragmentation failed."""
         if self.unused_bytes is None or self.wanted_bytes is None:
             return False
         return self.unused_bytes + (self.free_bytes or 0) >= self.wanted_bytes
@@ -101,7 +101,7 @@ def own_process_bytes(oom: TorchOom) -> int:
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
-    """The planned ledger by moment: `load` (end of loading), `profile` (profile run's peak) and `serving`."""
+    """The card's planned memory at the end of loading (`load`), the profile run's peak (`profile`) and in `serving`."""
     weights, peak = layout.weights.bytes, layout.activation.bytes
     after_kv = weights + peak + max(layout.kv_cache.bytes, 0) + layout.cuda_graph.bytes
     others, own = layout.held_by_others_bytes, layout.non_torch.bytes + layout.outside.bytes
@@ -113,7 +113,7 @@ def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
 
 
 def possible_moments(seen: Ledger, layout: Layout) -> frozenset[str]:
-    """Which of "load", "profile" and "serving" match the bytes torch held; all where these are not printed."""
+    """Planned moments (`load`, `profile`, `serving`) that match the bytes torch held in `seen`; all if not printed."""
     expected = expected_ledgers(layout)
     allocated = seen.allocated_bytes
     if allocated is None and seen.total_bytes is not None and seen.free_bytes is not None:

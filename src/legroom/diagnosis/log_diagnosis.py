@@ -165,14 +165,14 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _promote_described_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with a person's account as the failure where no program printed one; else without it."""
+    """The evidence; what a person tells becomes the failure where no program printed one, and is left out elsewhere."""
     if any(is_own_failure(item) and not (item.is_told and item.role == "host") for item in evidence):
         return [item for item in evidence if item.role != "told"]
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
 def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence without errors that a sentence calls overcome, a guide lists, or an earlier attempt had."""
+    """The evidence without errors that a sentence calls overcome, that a guide lists, or of an earlier attempt."""
     kinds: dict[str, list[Evidence]] = {"": [], "other_attempt": [], "listed": []}
     for item in items:
         is_said = item.role in (*FAILING, "told", "exception") and bool(item.window) and not (item.at or item.process)
@@ -287,7 +287,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
 
 
 def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:
-    """The pieces unchanged; the first part of the text is also kept in `head`."""
+    """The pieces unchanged; the first 256 KiB of them are also appended to `head`."""
     for piece in pieces:
         head += piece[: _HEAD_BYTES - len(head)]
         yield piece
@@ -296,7 +296,7 @@ def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:
 def _with_pasted_command(
     cases: tuple[Case, ...], text: str, hints: Hints | None, attempts: Sequence[int]
 ) -> tuple[tuple[Case, ...], Hints | None]:
-    """The cases and hints with the command that stands in the text, where the log does not print its flags."""
+    """The cases and hints with the text's pasted command, where the log prints no flags; `attempts`: line numbers."""
     tried = tuple(attempts_in_vain(text))
     in_vain = [(settings, False) for settings in tried]
     if not cases or all(case.startup.args_known for case in cases):
@@ -410,7 +410,7 @@ def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReadi
 
 
 def _contents_of_record(record: BlackBox) -> LogContents:
-    """The evidence of a black box, read from its failure written as log text."""
+    """The evidence in a black box's failure, read as the log text that vLLM would have written."""
     text = record_as_log(record)
     return collect_contents(Scanner().passages(rejoin_lines([text]))) if text else LogContents()
 
@@ -445,7 +445,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """The runs with the first whose log was understood moved to the front; the others keep their order."""
+    """The runs, of which the first with an understood log is moved to the front; the others keep their order."""
     uninformative = (("not understood", "cause above"), ("not understood",), ())
     first = next((run for verdicts in uninformative for run in runs if run.verdict not in verdicts), None)
     return tuple(sorted(runs, key=lambda run: run is not first))

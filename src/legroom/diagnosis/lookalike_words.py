@@ -60,7 +60,7 @@ def _install_advice(line: MatchedLine) -> str:
 
 
 def _architecture_since_text(line: MatchedLine) -> str:
-    """Since which release vLLM has the architecture, as a sentence."""
+    """A sentence: since which release vLLM has the model's architecture, or that no known release lists it."""
     name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
     known = line.planner.known
@@ -72,7 +72,7 @@ def _architecture_since_text(line: MatchedLine) -> str:
 
 
 def _upgrade_step(line: MatchedLine) -> str:
-    """The command that installs a release with the architecture; where that is there or unknown, what to look at."""
+    """A command that installs a release with the model's architecture; where it is there or unknown, where to look."""
     name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
     if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
@@ -130,7 +130,7 @@ def _version_pin(planner: FixPlanner) -> str:
 
 
 def _missing_op_step(line: MatchedLine) -> str:
-    """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
+    """A step for the library that vLLM's compiled ops did not find; where none is named, a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
         return _origin_text("library", 2, MatchedLine(missing.facts, missing, line.planner))

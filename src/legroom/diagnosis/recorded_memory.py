@@ -66,7 +66,7 @@ def _oom_message(record: BlackBox) -> str:
 
 
 def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
-    """The start-up, completed with settings and card of the black box."""
+    """The start-up, its missing release, flags, card and KV blocks taken from the black box."""
     kinds = get_type_hints(ServeArgs)
     settings = {name: value for name, value in record.settings.items() if _has_type(kinds.get(name), value)}
     args = startup.args
@@ -209,7 +209,7 @@ def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
 
 
 def _fragmented_bytes(record: BlackBox) -> int:
-    """Free bytes inside PyTorch's segments where they would have covered the request; else 0."""
+    """Free bytes in PyTorch's segments where they and the card's cover the request but in no one piece; else 0."""
     oom, allocator = _failed_allocation(record), record.allocator
     if oom is None or allocator is None or allocator.largest_free_bytes is None:
         return 0
@@ -261,7 +261,7 @@ def assess_leak(record: BlackBox, line: int) -> Assessment | None:
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
-    """The growth that explains the failure, since start-up or of host memory; None without one or if too small."""
+    """The steady growth of PyTorch's, else the host's, memory that covers the shortage; None without one that does."""
     if record.trigger != "out_of_memory":
         return None
     points = [(reading.time_s, reading.rss_bytes) for reading in record.history]

@@ -126,7 +126,7 @@ def settings_of_rerun(text: str) -> dict[str, Any]:
 
 
 def _is_cure(text: str, match: re.Match[str]) -> bool:
-    """Whether the line around a value says that the server runs with this value."""
+    """Whether the words around a value (`match` in `text`, in its line) say that the server runs with it."""
     before, after = text[: match.start()], text[match.end() :]
     start = max(before.rfind(mark) for mark in "\n.,;(") + 1
     around = before[start:] + match[0] + re.split(r"[\n;,]|\. ", after, maxsplit=1)[0]

@@ -181,7 +181,7 @@ def _host_notes(planner: FixPlanner) -> tuple[str, ...]:
 
 
 def _imported_record_notes(case: Case) -> list[str]:
-    """The records that the user imported and whose pattern matches an error of this run."""
+    """A note for each record that the user imported and whose pattern matches an error of this run."""
     from legroom.explain.deadends import imported_entries
 
     texts = [item.window or item.text for item in case.evidence if item.role in (*FAILING, "exception")]
@@ -193,7 +193,7 @@ def _imported_record_notes(case: Case) -> list[str]:
 
 
 def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
-    """A failure of another engine: what its message means where that is not memory, else what sets its memory."""
+    """The diagnosis of another engine's failure: its meaning if not of memory, else what sets that engine's memory."""
     case, others = planner.case, planner.case.ledger.other_processes_bytes or 0
     held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
     is_short = case.is_oom or case.has(*SHORTAGE) or case.has(*message_group("host_memory"), "block_pool_guard")
@@ -265,7 +265,7 @@ def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
 
 
 def _description_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
-    """The verdict on a description; `cause above` where even the first of `chances` is not likely enough."""
+    """The verdict on a description; `cause above` where the first of `chances` is below 0.4 or vLLM is not named."""
     first = likely[0][0]
     is_unread = first.is_memory if case.is_unnamed else first.domain == "other" and case.has("memory_told")
     if chances[first.label] < ASSERTED_CHANCE or is_unread:
@@ -286,7 +286,7 @@ def _planned_parts(layout: Layout) -> str:
 
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
-    """The failure that the run's plan predicts, where memory ran out and the text does not show where; else None."""
+    """(cause, assessment) where memory runs out by the run's plan, if it did and the text shows no place; else None."""
     need, total = case.number("need_told", "need_bytes") or 0, planner.total_bytes
     if case.first_failure is None and total and need > total:
         why = reason("more_than_the_card", {"need": gib(need), "total": gib(total)})
@@ -327,7 +327,7 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
 
 
 def _neighbour_by_plan(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
-    """Another process on the card, where loading failed and the planned weights are far from filling it; else None."""
+    """Another process on the card as cause, where loading failed and planned weights are far below it; else None."""
     if case.site not in ("build", "load") or not loads_with_ease(planner):
         return None
     assert planner.failed_plan is not None

@@ -48,7 +48,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes (None: not applicable): expandable segments, less utilization, on TPU a clean device."""
+    """Fixes (None: not applicable): expandable segments, a lower utilization, on a TPU a clean device."""
     oom = planner.case.oom
     if oom is not None and oom.platform == "TPU":
         yield known_fix("clean_device")

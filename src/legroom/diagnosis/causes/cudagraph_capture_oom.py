@@ -59,7 +59,7 @@ def _captured_anyway(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
-    """Why capture ran out of memory, with the bytes left outside gpu_memory_utilization's budget."""
+    """Why capture ran out of memory, with the bytes that the budget leaves, or that were free."""
     startup, oom = case.startup, case.oom
     if case.site == "graph_profile":
         return reason("graphs_measured_first")

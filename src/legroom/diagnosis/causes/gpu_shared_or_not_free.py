@@ -147,7 +147,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
 
 
 def _assess_torch_process_list(case: Case) -> Assessment | None:
-    """Assesses other processes' memory in torch's out-of-memory message; None where it is too little."""
+    """Assesses other processes' memory in torch's OOM message; None below 512 MiB, the request, or where not shown."""
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
@@ -287,7 +287,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
 
 
 def _assess_pool_allocation(case: Case) -> Assessment | None:
-    """Assesses a KV pool, sized by what was free, that could not be allocated; None where the failure was elsewhere."""
+    """Assesses a KV pool that fit the free memory at start and could not be allocated; None for another failure."""
     if not case.is_oom or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
         return None
     if case.oom is None and not any(is_traceback_line(item.text) for item in case.all("frame_kv_alloc")):
@@ -327,7 +327,7 @@ def is_pool_oversized(case: Case) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes (None: not applicable): an idle card, free the card, a utilization beside the others, an upgrade ..."""
+    """Fixes (None: not applicable): an idle card, end what holds the card, a utilization beside it, an upgrade ..."""
     case, less = planner.case, _smaller_share(planner)
     free_it, in_turn = _card_freed(planner, less), known_fix("start_in_turn")
     known, engine = planner.known, case.engine

@@ -209,7 +209,7 @@ def _fixes_by_fewer_bytes(planner: FixPlanner, fits: int, larger: Fix | None) ->
 
 
 def _is_hardly_usable(case: Case) -> bool:
-    """Whether what fits is hardly of use: below 4,096 tokens and 1/4 of the wanted ones, or a tenth of the bytes."""
+    """Whether the length that fits is below 4,096 and 1/4 of the wanted one; unprinted, a tenth of the bytes needed."""
     fits, wanted = longest_fitting_len(case) or 0, checked_len(case)
     _, needed, has = _printed_shortage(case)
     if not wanted and needed and has is not None:
@@ -262,7 +262,7 @@ def checked_len(case: Case) -> int:
 
 
 def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: max_model_len x available / needed bytes, as a fraction where the text gives no length; else None."""
+    """Fix: max_model_len times available / needed bytes, in words where the text gives no length; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
     if wanted is not None or needed is None or has is None or has <= 0:
         return None

@@ -8,8 +8,8 @@ from legroom.diagnosis.finding import Strength
 
 
 def examine(case: Case) -> Assessment | None:
-    """Cached prefixes fill the pool: likely where usage is reported without preemptions, or finished requests hold the
-    blocks and nobody waits; possible above 90 % usage with under 5 % prefix hits. None else, and after an OOM."""
+    """Assesses cached prefixes that fill the pool: likely where usage is shown without preemptions or finished requests
+    hold blocks; possible at over 90 % usage with under 5 % hits. None otherwise and after an OOM."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -28,7 +28,8 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes (None: not applicable): none needed, a larger pool, or prefix caching off."""
+    """Fixes (None: not applicable): watch waiting requests, as a full pool is normal; a larger one; no prefix
+    caching."""
     yield known_fix("watch_waiting")
     yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.")
     yield known_fix("no_prefix_caching")

@@ -21,7 +21,7 @@ _USUAL_SHARE = 0.5  # The middle of what those scripts set: at most that, the sh
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework; else None."""
+    """Assesses a sleep that freed nothing, a failed wake-up, or a shortage beside a training framework; else None."""
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if _freed_nothing(case):

@@ -53,7 +53,7 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
 
 
 def _explanation(id_: str, facts: Mapping[str, object]) -> str:
-    """What is wrong with the flag or value, by the id of the matched message."""
+    """What is wrong with the flag or value: the sentence for the matched message `id_`, with its `facts` filled in."""
     if id_ == "unexpected_keyword":
         dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
         if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):

@@ -48,7 +48,7 @@ def described_holder(case: Case) -> tuple[Evidence, int] | None:
 
 
 def named_holders(case: Case) -> list[str]:
-    """Who holds a GiB or more of the card beside this process: torch's list, or a stage of the same launch."""
+    """Who holds over a GiB of the card beside this process (`process 7 with 2.0 GiB`): torch's list or a sibling."""
     oom = case.oom
     if oom is not None and oom.total_bytes and oom.own_bytes:
         listed = zip(oom.other_pids, oom.others_bytes, strict=False)

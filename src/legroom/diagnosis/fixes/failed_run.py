@@ -313,7 +313,7 @@ def _release_in_use(case: Case, hints: Hints) -> tuple[Release, bool]:
 
 
 def merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
-    """The log's flags, completed by the user's command line."""
+    """The log's flags, completed by those of the user's command `line`."""
     shown = {
         field.name: value
         for field in fields(ServeArgs)
@@ -326,7 +326,7 @@ _LARGEST = read_data("evidence.json")["largest_values"]
 
 
 def _without_impossible_values(args: ServeArgs) -> ServeArgs:
-    """Drops numbers that no server can have: a log may be truncated or garbled."""
+    """The flags without numbers that no server can have, as a log may be truncated or garbled."""
     odd: dict[str, None] = {}
     for field in fields(ServeArgs):
         value = getattr(args, field.name)
@@ -342,7 +342,7 @@ def _without_impossible_values(args: ServeArgs) -> ServeArgs:
 
 
 def _find_gpu(case: Case, hints: Hints, total_bytes: int | None) -> Gpu | None:
-    """The card by the user's or log's name, else by its total; None without. LegroomError: the user's is unknown."""
+    """The card by the user's or log's name, else its total; None without. LegroomError for the user's, if unknown."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:

@@ -69,7 +69,7 @@ class FailedServer:
 
     @cached_property
     def accounting(self) -> LogAccounting:
-        """vLLM's memory accounting with the figures of the log."""
+        """vLLM's memory accounting for the failed run: the log's figures, weights planned where it prints none."""
         made = None if self.case.startup.weights_bytes else self.plan_by_config
         planned = made.layout.weights.bytes if made is not None else None
         return log_accounting(self.case, self.utilization, self.total_bytes, planned)

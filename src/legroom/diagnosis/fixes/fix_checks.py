@@ -258,7 +258,7 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix without values that the failed run had, or that were tried in vain; its kind is of what is left."""
+    """The fix without values that the failed run had or that were tried in vain; its kind follows what is left."""
     is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
     known = () if fix.proven else fix.flags.keys() & ServeArgs.__dataclass_fields__
     tried = {name for name in known if tried_changes.is_value_in_vain(planner, fix, name)}
@@ -297,7 +297,7 @@ def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
 
 
 def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
+    """The fix with the changed server's memory plan; None where by that, or the log's figures, it cannot start."""
     memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
     if fix.plan is not None or fix.proven or fix.is_unplanned or not memory_flags:
         return fix

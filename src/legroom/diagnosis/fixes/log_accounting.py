@@ -48,7 +48,7 @@ class LogAccounting:
 
     @property
     def likely_total_bytes(self) -> int | None:
-        """The card's total; where not printed, the smallest that weights and pool allow; None without those."""
+        """The card's total as known, else the smallest that the printed weights and pool allow; None without those."""
         if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
             return self.total_bytes
         beside = (self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0)
