@@ -157,7 +157,7 @@ def kept_override(action_id: int, home: Path) -> Override | None:
 
 
 def forget_override(action_id: int, home: Path) -> None:
-    """Removes what `keep_override` stored for this action."""
+    """Deletes the file under `home` in which `keep_override` stored the settings before this action, if it is there."""
     undo_file(action_id, home).unlink(missing_ok=True)
 
 

@@ -144,9 +144,11 @@ class WatchPage(App[None]):
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
     def action_next(self) -> None:
+        """Key binding: selects the next server of the table."""
         self.query_one("#servers", DataTable).action_cursor_down()
 
     def action_previous(self) -> None:
+        """Key binding: selects the server above."""
         self.query_one("#servers", DataTable).action_cursor_up()
 
 

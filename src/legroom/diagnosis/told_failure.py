@@ -30,7 +30,7 @@ def _told(kind: str) -> tuple[Told, ...]:
 
 
 def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
-    """Evidence in sentences: a shortage that `printed` log lines lack, its moment, and who else is on the card."""
+    """Evidence in the user's sentences `text`: an OOM if the log lines `printed` have none, when, other processes."""
     plain = "\n".join(sentence_lines(text.split("\n")))
     sentences = _WRAPPED.sub(" ", plain)
     failures = [item for item in printed if is_own_failure(item)]

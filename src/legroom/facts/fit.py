@@ -81,7 +81,7 @@ with an encoder or a draft, on memory that CPU and GPU share, on cards of other 
 
 
 def kind_unmeasured(properties: Properties) -> str:
-    """The evidence where no such start was measured: `shared` memory, `other` cards, `text` or `encoder` models."""
+    """The class of a start with no measured one like it: `shared` memory, `other` cards, `text` or `encoder` model."""
     of = dict(properties)
     if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
         return "shared" if of.get("memory") == "shared" else "other"

@@ -194,7 +194,7 @@ def _named_addresses(path: str, text: str, kind: Kind | None) -> Iterator[NamedA
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int], own: frozenset[str]) -> UnclaimedFlags | None:
-    """The first vLLM flag in lines that no server has, and how many lines have one; `own`: flags of other programs."""
+    """The first vLLM flag outside `read_lines`, those read as a server's command; None without. `own`: not counted."""
     lost = {text.count("\n", 0, each.end()) + 1 for each in _LOST.finditer(text)}  # lines that vLLM does not read
     unclaimed = [
         (number, flag)

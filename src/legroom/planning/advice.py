@@ -87,8 +87,8 @@ def with_longer_context_first(advised: Plan) -> Plan:
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
-    """The plan with single flag changes that help, tried until `enough` cheap ones fit; `advised` stays False if time
-    ran out or only the search for combinations helps."""
+    """The plan with advice of single flag changes, tried until `enough` of little loss fit or `is_time_up()`. `advised`
+    stays False where time ran out or no single change makes it fit."""
     if is_time_up():
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:
@@ -146,7 +146,7 @@ def _single_changes(
 
 
 def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The MOST_ADVICE cheapest, without repeated sets of flags, with a note where a checkpoint changes base to chat."""
+    """The MOST_ADVICE of least loss, no flags twice; a note where a chat model is to replace the base model `first`."""
     ranked: list[Advice] = []
     for each in sorted(advice, key=_loss_rank):
         if all(each.flags != better.flags for better in ranked):

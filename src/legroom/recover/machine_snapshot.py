@@ -337,7 +337,7 @@ def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
 
 
 def _may_map_segments(folder: Path) -> bool:
-    """Whether the unreadable process with this /proc folder is one of our user and may map a segment."""
+    """Whether a process of our user, whose /proc maps are unreadable, is alive and may map a segment in /dev/shm."""
     try:
         if folder.stat().st_uid != os.getuid() or (folder / "stat").read_text("utf-8", "replace").find(") Z") > 0:
             return False

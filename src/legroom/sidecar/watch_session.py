@@ -287,7 +287,7 @@ async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float
 
 
 async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
-    """Feeds the session every server's last scrapes in Prometheus; waits up to 65 s for a second one."""
+    """Feeds the session each server's last scrapes in Prometheus; up to 65 s, asks every `gap_s` for a second one."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 

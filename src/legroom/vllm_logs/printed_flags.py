@@ -241,7 +241,7 @@ def _flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def _flags_by_dest(release: Release | None) -> dict[str, Flag]:
-    """Flags of every release by argparse's dest; those of this release as it defines them."""
+    """Flags of every release by argparse's dest: as this release defines them, else (or with None) as the newest."""
     table = {flag.dest: flag for flag in flags_ever().values()}
     return table if release is None else table | {flag.dest: flag for flag in flags_of(release).values()}
 

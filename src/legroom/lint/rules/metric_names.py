@@ -119,7 +119,7 @@ def _may_be_native_histogram(expression: str) -> bool:
 
 
 def is_series_of_exporter(expression: Expression) -> bool:
-    """Whether the expression queries a `vllm_` series that vLLM has under no spelling."""
+    """Whether the expression queries a `vllm_` series of another exporter: no spelling of it is one of vLLM's."""
     names = (series.text for series in series_names(expression.text) if series.text.startswith("vllm_"))
     return expression.owner not in NAMES_ONLY and any(_base_name(name) not in _base_names() for name in names)
 
