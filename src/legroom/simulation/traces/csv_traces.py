@@ -43,7 +43,7 @@ class CsvFormat:
         return trace
 
     def _numbered_rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
-        """(line number, cells of the format's columns) of each row; LegroomError for a missing column or cell of `file`."""
+        """(line number, cells of this format's columns) of each row. LegroomError: `file` lacks a column or a cell."""
         reader = csv.reader(lines)
         header = [cell.strip().lower() for cell in next(reader, [])]
         missing = [name for name in self.columns if name.lower() not in header]
