@@ -156,8 +156,8 @@ def test_a_ratio_that_became_two_counters_is_written_as_their_quotient():
 
 def scaled_object(query, threshold):
     return (
-        "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\nspec:\n  triggers:\n  - type: prometheus\n    metadata:\n"
-        f"      query: {query}\n      threshold: '{threshold}'\n"
+        "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\nspec:\n  triggers:\n  - type: prometheus\n"
+        f"    metricType: Value\n    metadata:\n      query: {query}\n      threshold: '{threshold}'\n"
     )
 
 

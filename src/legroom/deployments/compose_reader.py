@@ -138,7 +138,10 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     image = expand_variables(service.text("image"), known)
     keys = ("command", "args") if folder.is_akash else ("entrypoint", "command")
     entry, given = (_expanded_words(service.get(key), known) for key in keys)
-    shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
+    nodes = [node for key in ("volumes", "tmpfs") if (node := service.get(key)) is not None]
+    targets = " ".join(item.scalar or item.text("target") for node in nodes for item in node.list() or [node])
+    shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None)
+    shm = shm or ("mounted" if "/dev/shm" in targets else None)
     memory = service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
     # The name tells what a service builds whose command is vLLM's flags.
     named = image or (name if service.get("build") is not None and given and given[0].text.startswith("--") else "")
@@ -275,13 +278,6 @@ def _has_no_gpu(service: Node) -> bool:
     """Whether nothing in a service can give its container a GPU."""
     reserved = [service.get(*_RESERVED, key) for key in ("devices", "generic_resources")]
     return reserved == [None, None] and not any(service.get(key) for key in _GIVES_GPUS)
-
-
-def _mounted_shm(service: Node) -> str | None:
-    """The text `mounted` where a volume or tmpfs covers /dev/shm; None where none does."""
-    nodes = [node for key in ("volumes", "tmpfs") if (node := service.get(key)) is not None]
-    items = (item for node in nodes for item in node.list() or [node])
-    return "mounted" if any("/dev/shm" in (item.scalar or item.text("target")) for item in items) else None
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:

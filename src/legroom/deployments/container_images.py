@@ -122,7 +122,8 @@ def container_command(image: str, entry: tuple[Word, ...], args: tuple[Word, ...
         return (*entry, *args)
     arguments = args[1:] if args and args[0].text == "serve" else args
     first = arguments[0].text if arguments else "-"
-    names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
+    is_program = basename(first) in _PROGRAMS or " " in first or first.endswith((".sh", ".py"))
+    names_program = first == "-m" or (not first.startswith("-") and is_program)
     can_be_model = re.match(r"[-/.~$]|.*[/\d]", first, re.DOTALL)  # `bench` or `ls` is another program
     # An image with another name is a server where its arguments begin with a flag and have one of vLLM's own.
     may_serve = bool(args) and args[0].text.startswith("--") and bool(image) and not _is_companion(image)

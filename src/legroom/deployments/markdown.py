@@ -82,7 +82,9 @@ def _shell_end(lines: list[str], first: int) -> int:
     end = row = first
     while row < len(lines) and _SHELL_WORD.match(lines[row].strip()):
         paragraph = lines[row : _paragraph_end(lines, row)]
-        if not paragraph or len(paragraph) > 400 or not _is_shell(paragraph):  # a longer one is a log
+        starts = [line for before, line in pairwise(("", *paragraph)) if not before.rstrip().endswith("\\")]
+        is_shell = all(_SHELL_WORD.match(line.strip()) for line in starts)
+        if not paragraph or len(paragraph) > 400 or not is_shell:  # a longer one is a log
             break
         end = row = row + len(paragraph)
         while row < len(lines) and not lines[row].strip():
@@ -98,9 +100,3 @@ def _command_end(lines: list[str], first: int) -> int:
     while end < last and lines[end - 1].rstrip().endswith("\\"):
         end += 1
     return end
-
-
-def _is_shell(paragraph: list[str]) -> bool:
-    """Whether every line of the paragraph looks like a shell command."""
-    starts = (line for before, line in pairwise(("", *paragraph)) if not before.rstrip().endswith("\\"))
-    return all(_SHELL_WORD.match(line.strip()) for line in starts)

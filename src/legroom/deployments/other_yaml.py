@@ -196,7 +196,10 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     if at is None:
         are_flags = bool(words) and words[0].text.startswith("--")
         keys = " ".join(key for key, _ in node.items() if _ARGUMENTS.fullmatch(key))
-        if not are_flags or not _belongs_to_vllm(node, scope, keys) or flag_names(words).isdisjoint(all_flag_names()):
+        around = f"{scope.keys} {keys} {scope.image} {node.text('modelCommand')}".lower()
+        is_vllms = "vllm" in around.replace("vllm-project/", "")
+        is_vllms = is_vllms and not _COMPANIONS.search(f"{around} {node.text('name')}")
+        if not are_flags or not is_vllms or flag_names(words).isdisjoint(all_flag_names()):
             return
         is_titled = not resources.has_model_flag(words) and find(scope.key) is not None  # `Qwen3-8B: {vllm_args: ...}`
         title, launcher = ((Word(scope.key, node.offset, scope.key),), f"what reads {keys}") if is_titled else ((), "")
@@ -213,12 +216,6 @@ def _flag_keys(node: Node) -> Iterator[Word]:
         if key.startswith("--") and value.scalar is not None and value.scalar != "false":
             yield Word(key, value.offset, key)
             yield Word("" if value.scalar == "true" else value.scalar, value.offset, value.scalar)
-
-
-def _belongs_to_vllm(node: Node, scope: _Scope, keys: str) -> bool:
-    """Whether a server is vLLM's by the node's `keys`, those around it or its image, and not a router or the like."""
-    around = f"{scope.keys} {keys} {scope.image} {node.text('modelCommand')}".lower()
-    return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 
 
 def _whole_json(word: Word) -> Word:

@@ -117,6 +117,16 @@ class _Program(ast.NodeVisitor):
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
+    def visit_If(self, node: ast.If) -> None:
+        """Visit both branches, or the one that runs where a constant of the module decides."""
+        is_set = self._constants.get(getattr(node.test, "id", ""))
+        for each in (
+            node.test,
+            *(node.body if is_set is not False else ()),
+            *(node.orelse if is_set is not True else ()),
+        ):
+            self.visit(each)
+
     def visit_Expr(self, node: ast.Expr) -> None:
         """Skip a string statement (a docstring), which is no command."""
         if not isinstance(node.value, ast.Constant):
@@ -212,9 +222,13 @@ class _Program(ast.NodeVisitor):
             yield from self._list_words(node.value)
             return
         if isinstance(node, ast.IfExp):
-            yield from self._item_words(node.body)
-            if self._literal_text(node.body).startswith("--") and self._literal_text(node.orelse).startswith("--"):
-                yield from self._item_words(node.orelse)
+            sides, is_known = [node.body, node.orelse], self._constants.get(getattr(node.test, "id", ""))
+            if isinstance(is_known, bool):
+                sides = sides[not is_known :][:1]
+            elif not all(self._literal_text(side).startswith("--") for side in sides):
+                sides = sides[:1]
+            for side in sides:
+                yield from self._item_words(side)
             return
         text = self._literal_text(node)
         offset = self._offset(node) + isinstance(node, ast.Constant)

@@ -188,17 +188,18 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     }
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
     cards = {path: _cards_in(path, text) for path, text in texts}
-    every_card = {name: card for named in cards.values() for name, card in named.items()}
-    only_card = every_card if len(every_card) == 1 else {}
-    with_key = {path for path, text in texts if _API_KEY.search(text)}
-    with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
+    # The card of a file that starts a server or containers is that of their machine.
+    own = {path for path, part in parts if any(isinstance(each, StartedServer) for each in part.subjects)} - examples
+    own |= {path for path, text in texts if re.search(r"^services:", text, re.MULTILINE)} - examples
+    every_card = {name: card for path, named in cards.items() if path not in own for name, card in named.items()}
+    only_card = every_card if len(every_card) == 1 else {}
+    with_key, with_mig = ({path for path, text in texts if at.search(text)} for at in (_API_KEY, _MIG))
     of_user = {path for path, text in texts if "servingEngineSpec:" in text}  # values of the production stack's chart
     by_folder = {"gpu-slices": _SLICES, "own-port-here": re.compile(_SIGNS["own-port"])}
     folders = {sign: {Path(path).parent for path, text in texts if at.search(text)} for sign, at in by_folder.items()}
     comments = {path: IgnoreComments(text) for path, text in texts}
-    distinct: dict[LintFinding, None] = {}
-    silenced: dict[LintFinding, None] = {}
+    distinct, silenced = dict[LintFinding, None](), dict[LintFinding, None]()
     for path, part in parts:
         context = replace(
             contexts[path],

@@ -85,6 +85,7 @@ def own_options(text: str) -> frozenset[str]:
 def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
     """Mistaken variables, flags (not `server_flags`), releases and gated models in a file; `all_text`: of all files."""
     is_read = kind in ("yaml", "env", "dockerfile", "shell")
+    is_read = is_read and not (kind == "env" and re.search(r"\bcompose\b[^\n]*--env-file", all_text))  # of Compose
     unread = list(_unread_variables(text, all_text, is_built=kind == "dockerfile") if is_read else ())
     yield from unread
     if kind == "env":
@@ -114,7 +115,9 @@ def mistaken_names(text: str, kind: str, all_text: str, server_flags: frozenset[
     told = SHOWN.sub(lambda line: " " * len(line[0]), text)
     model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", told)
     is_at_home = _OF_CLUSTER.search(text) is not None  # such containers have the home folder, with its token
-    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(all_text):
+    is_alone = _SERVICES.search(text) is not None and not re.search(r"\b(?:extends|include|secrets|build):", text)
+    given = text if is_alone else all_text  # a container gets what its Compose file passes on
+    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(given):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
 

@@ -73,16 +73,11 @@ def series_names(expression: str) -> Iterator[Token]:
         elif token.kind == "name" and token.text.lower() in GROUPING and following == "(":
             i = after_bracket(stream, i + 1, "(", ")")
         else:
-            called = following == "(" or _is_aggregation(stream, i)
+            after = stream[i + 2].text if i + 2 < len(stream) else ""  # `sum by (x) (...)`
+            called = following == "(" or (following.lower() in ("by", "without") and after == "(")
             if token.kind == "name" and not called and token.text.lower() not in _WORDS:
                 yield token
             i += 1
-
-
-def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
-    """Whether token `i` is an aggregation whose labels come first, as in `sum by (x) (...)`."""
-    following = stream[i + 1].text.lower() if i + 1 < len(stream) else ""
-    return following in ("by", "without") and i + 2 < len(stream) and stream[i + 2].text == "("
 
 
 def _names_in_label_matchers(stream: tuple[Token, ...], start: int) -> Iterator[Token]:

@@ -212,7 +212,11 @@ class Context:
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan given with --plan; None without one, or where the server serves another model."""
         model = self.parsed_args(server).args.model
-        return self.plan if self.plan and (not model or _names_model(self.plan.command, model)) else None
+        last, words = model.rstrip("/").rpartition("/")[2].lower(), self.plan.command if self.plan else ()
+        is_named = (
+            not last or "$" in model or any(f"/{each}".lower().rstrip("/").endswith(f"/{last}") for each in words)
+        )
+        return self.plan if is_named else None
 
     def parsed_args(self, server: StartedServer) -> ParsedArgs:
         """The server's flags as its vLLM release parses them, with the problems found."""
@@ -229,12 +233,6 @@ def _is_other_hardware(server: StartedServer) -> bool:
     word = flag_word(server, "--device")
     value = flag_value(server, word) if word is not None else ""
     return bool(value) and "$" not in value and value not in _COMMON_DEVICES
-
-
-def _names_model(command: tuple[str, ...], model: str) -> bool:
-    """Whether a word of the command has the model's last path part, in any case; True for a model with a `$`."""
-    last = model.rstrip("/").rpartition("/")[2].lower()
-    return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 
 
 @lru_cache(maxsize=256)

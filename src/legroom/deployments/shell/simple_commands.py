@@ -194,11 +194,15 @@ def _evaluated(words: list[Word], line: list[Word], state: _ScriptState) -> Iter
     start = 0
     while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
         start += 1
-    if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
-        inner = list(_expanded_words([word for word in words[start + 1 :] if word.text != ")"], state))
+    first = start
+    while start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
+        end = next((at for at in range(start, len(words)) if words[at].text == ")"), len(words))
+        inner = list(_expanded_words(words[start + 1 : end], state))
         inner = list(_without_flags(inner, state.tested))  # only a release that has them gets them
         longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
         state.arrays[array[1]] = longer[:_MAX_PIECES]
+        start = end + 1
+    if start > first:
         return
     words = list(_expanded_words(words, state))
     count = 0

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import cache
 
 from legroom.deployments.container_images import is_published_by_vllm, is_server_image
 from legroom.deployments.mounts_and_ports import Mount
@@ -85,7 +84,8 @@ def gated_model_without_token(server: StartedServer, context: Context) -> Findin
     is_container = server.mounts is not None and is_published_by_vllm(server.image) and not server.is_release_assumed
     has_token = server.may_have_variable(*_TOKENS) or flag_word(server, "--hf-token")
     is_judged = (is_container or server.runs == "systemd") and not has_token and not has_open_words(server, ("model",))
-    if not is_judged or not args.model or not _gated_models().match(args.model):
+    gated = "|".join(read_data("model_access.json")["gated"])
+    if not is_judged or not args.model or not re.match(gated, args.model, re.IGNORECASE):
         return
     mount = _mount_that_holds(server.mounts or (), _cache_folder(server, args))
     # A volume may hold the token of `hf auth login`, and the weights.
@@ -123,9 +123,3 @@ def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
     folder = f"{path.rstrip('/')}/"
     paths = ((mount, f"{mount.path.rstrip('/')}/") for mount in mounts)
     return next((mount for mount, at in paths if folder.startswith(at) or at.startswith(folder)), None)
-
-
-@cache
-def _gated_models() -> re.Pattern[str]:
-    """The beginnings of the Hub ids of gated models."""
-    return re.compile("|".join(read_data("model_access.json")["gated"]), re.IGNORECASE)

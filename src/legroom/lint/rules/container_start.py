@@ -32,7 +32,8 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
         message = f"{image} runs `{entry}` already, and {word.text} is its argument here"
         suggestion = "give the model and its flags alone, or set the entry point (command: in Kubernetes)"
         yield finding("container-command", server.place_of(word), message, suggestion, len(word.text))
-    is_added = len({word.offset for word in server.words[:2]}) == 1  # `vllm serve` is meant to be the image's
+    is_script = server.read_as == "a Dockerfile" and server.place.path.endswith(".sh")  # which the image runs
+    is_added = len({word.offset for word in server.words[:2]}) == 1 and not is_script  # `vllm serve` is the image's
     if is_added and re.fullmatch(_image_facts("without_entry_point"), image) and not server.launcher:
         first = server.words[2:3] or server.words[:1]
         message = f"{image} runs its arguments as a program, and {first[0].text} is none"

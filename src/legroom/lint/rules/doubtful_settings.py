@@ -79,18 +79,13 @@ def features_without_effect(server: StartedServer, context: Context) -> Findings
         suggestion = "leave it out, or set VLLM_ALLOW_RUNTIME_LORA_UPDATING"
         yield finding("flag-ignored", server.place_of(word), message, suggestion)
     word = flag_word(server, "--tool-call-parser")
-    chosen, right = flag_value(server, word) if word else "", _tool_parsers(args.model) if word else ()
+    rows, name = read_data("tool_parsers.json")["models"], args.model.rstrip("/").rpartition("/")[2].lower()
+    chosen = flag_value(server, word) if word else ""
+    right = next((row["parsers"] for row in rows if re.match(row["name"], name)), ())
     is_known = re.fullmatch(r"[a-z]\w+", chosen) and flag_word(server, "--tool-parser-plugin") is None
     if word is not None and is_known and right and chosen not in right:
         message = f"{args.model} does not write its tool calls as --tool-call-parser {chosen} reads them"
         yield finding("tool-parser", server.place_of(word), message, f"write {' or '.join(right)}", len(word.text))
-
-
-def _tool_parsers(model: str) -> tuple[str, ...]:
-    """The parsers that read the tool calls of a model; none where it is not listed."""
-    name = model.rstrip("/").rpartition("/")[2].lower()
-    rows = read_data("tool_parsers.json")["models"]
-    return next((tuple(row["parsers"]) for row in rows if re.match(row["name"], name)), ())
 
 
 _COMPARED = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"]

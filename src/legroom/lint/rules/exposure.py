@@ -68,6 +68,7 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
     """Services without pods, Ingresses and monitors without Services, autoscalers without workloads, unknown ports."""
     readers = {"Service": _broken_service, "Ingress": _missing_backend, "PodDisruptionBudget": _undrained}
     readers["ServiceMonitor"] = _blind_monitor
+    readers |= dict.fromkeys(("NetworkPolicy", "CiliumNetworkPolicy", "PodMonitor"), _unmatched_pods)
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
@@ -147,6 +148,7 @@ def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 def _undrained(budget: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """(node, what is wrong, what to write) where a PodDisruptionBudget never lets a pod of its workload go."""
+    yield from _unmatched_pods(budget, manifests)
     least, wanted = budget.get("spec", "minAvailable"), _labels(budget, "spec", "selector", "matchLabels")
     pods = [each for each in manifests if each.text("kind") in _WORKLOADS[:2]]
     chosen = [each for each in pods if wanted.items() <= _labels(_pod_of(each), "metadata", "labels").items()]
@@ -155,6 +157,17 @@ def _undrained(budget: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node
     given = least.scalar or "" if least is not None and count.isdecimal() and not is_scaled else ""
     if least is not None and (given == "100%" or (given.isdecimal() and int(given) >= int(count))):
         yield least, f"of {count} pods it forbids every eviction: no node is drained", "write maxUnavailable: 1"
+
+
+def _unmatched_pods(policy: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """(node, what is wrong, what to write) where pods have what a policy selects under other keys alone."""
+    keys = (key for key in ("podSelector", "endpointSelector", "selector") if policy.get("spec", key, "matchLabels"))
+    selector = policy.get("spec", next(keys, ""), "matchLabels")
+    wanted = _labels(selector) if selector is not None else {}
+    told = [_labels(_pod_of(each), "metadata", "labels") for each in manifests if each.text("kind") in _WORKLOADS]
+    is_meant = any({*wanted.values()} <= {*labels.values()} for labels in told)
+    if selector is not None and wanted and is_meant and not any(wanted.items() <= each.items() for each in told):
+        yield selector, "pods have these values under other keys: it selects none of them", "write their labels"
 
 
 def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
@@ -220,6 +233,9 @@ def _open_places(server: StartedServer, context: Context) -> Iterator[Place]:
     """Where a file makes the server's port reachable from other machines: published ports, or --host."""
     yield from (published.place for published in server.published if published.is_open)
     is_on_host = server.runs in ("shell", "systemd") and not server.in_container
-    is_on_host = is_on_host and not re.search(r"values[\w.-]*\.ya?ml$|/templates/", server.place.path)  # of a chart
+    is_on_modal = "modal" in context.platform_signs and server.place.path.endswith(".py")  # another rule is about it
+    is_on_host = (
+        is_on_host and not is_on_modal and not re.search(r"values[\w.-]*\.ya?ml$|/templates/", server.place.path)
+    )  # of a chart
     if is_on_host and other_value(context.parsed_args(server).args, "--host") in _ALL_ADDRESSES:
         yield flag_place(server, "--host")

@@ -122,7 +122,10 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True
     if problem.flag == "--device" and not (server.runs_on_gpus or "cpu" in server.device_words or server.named_release):
         return True  # builds for other hardware keep it for longer
-    if problem.kind in ("bad_value", "bad_choice") and not problem.value and _is_emptied(server, problem.flag):
+    texts = [word.text for word in server.words]
+    pairs = zip(texts, [*texts[1:], None], strict=True)
+    is_empty = any(plain_name(text) == problem.flag and (text.endswith("=") or after == "") for text, after in pairs)
+    if problem.kind in ("bad_value", "bad_choice") and not problem.value and is_empty:
         return True  # an empty variable, or a template that was read without its values
     if problem.flag == "--config" and problem.kind == "ignored":
         return True  # the config file is on another machine
@@ -166,7 +169,9 @@ def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[
     own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_near(problem)))
     known = {_feature(flag) for flag in flags_ever()}
     features = Counter(_feature(flag) for flag in own)
-    return own if any(number > 1 and feature not in known for feature, number in features.items()) else []
+    is_fork = any(number > 1 and feature not in known for feature, number in features.items())
+    is_built = server.is_release_assumed and server.runs == "compose" and not server.installed
+    return own if is_fork or is_built else []
 
 
 def _feature(flag: str) -> str:
@@ -216,13 +221,6 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
     if server.named_release:
         return f"{runs or 'it'} is not vLLM's own build of {context.release_of(server)}"
     return f"the file names no release, and {context.release} is assumed"
-
-
-def _is_emptied(server: StartedServer, flag: str) -> bool:
-    """Whether the flag is given an empty value, such as that of an unset shell variable."""
-    texts = [word.text for word in server.words]
-    pairs = zip(texts, [*texts[1:], None], strict=True)
-    return any(plain_name(text) == flag and (text.endswith("=") or after == "") for text, after in pairs)
 
 
 @checks(StartedServer, "flag-costly")

@@ -104,18 +104,13 @@ def _is_certainly_wrong(
     expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
 ) -> bool:
     """Whether a missing series, likely `instead`, is an error; `has_alternatives`: an `or` has an existing one."""
-    if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
-        return False
+    words = {token.text for token in tokens(expression.text)}
+    if instead == f"{name}_bucket" and "le" not in words and any(word.startswith("histogram_") for word in words):
+        return False  # it may read a native histogram, which has no buckets
     if is_of_other_release:
         return context.is_release_given
     may_be_exporters = context.has_exporter_series and name.startswith("vllm_")
     return not has_alternatives and not may_be_exporters and _is_typo(name, instead)
-
-
-def _may_be_native_histogram(expression: str) -> bool:
-    """Whether the expression may read a native histogram, which Prometheus makes of any and has no buckets."""
-    words = {token.text for token in tokens(expression)}
-    return "le" not in words and any(word.startswith("histogram_") for word in words)
 
 
 def is_series_of_exporter(expression: Expression) -> bool:
@@ -164,7 +159,9 @@ def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
         return
     if ".metrics.k8s.io" in command.line:
         return  # a metrics adapter exposes series under names without colons
-    if command.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(command):
+    before = command.line.partition(" ".join(word.raw for word in command.words))[0]
+    is_renamed = _RENAMES.search(before)  # the colon was replaced
+    if command.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or is_renamed:
         return
     shown = context.series | context.declared
     for word in _grep_patterns(command):
@@ -190,9 +187,3 @@ def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
     for word in given or [word for before, word in plain if before.text not in with_value][:1]:
         replacing = re.match(r"s(\W)(.*?)\1", word.text)
         yield word.with_text(replacing[2]) if replacing else word
-
-
-def _is_renamed(command: InvokedCommand) -> bool:
-    """Whether an earlier command of the same pipeline replaces the colon in series names."""
-    own = " ".join(word.raw for word in command.words)
-    return bool(_RENAMES.search(command.line.partition(own)[0]))
