@@ -224,6 +224,7 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short_bytes: int
     for lever in ("raise utilization", "smaller batches", "fewer sequences"):
         yield planner.pull_lever(lever, why)
     yield planner.pull_combined_levers("raise_util", why, keep=("max_model_len",))
+    yield _larger_share_and_shorter_len(planner) if planner.failed_plan is not None else None
     if planner.failed_plan is None and short_bytes:
         yield planner.raise_utilization(short_bytes, why)
         yield savings_fix(planner, short_bytes)
@@ -236,23 +237,31 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short_bytes: int
 
 
 def _larger_share_and_shorter_len(planner: FixPlanner) -> Fix | None:
-    """Fix: the largest utilization, eager mode and the max_model_len that then fits; None if unknown or no gain."""
+    """Fix: the largest utilization (without a plan, and eager mode) and the max_model_len that then fits; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
     most, told = min(MAX_UTILIZATION, planner.largest_utilization), stated_weights_bytes(planner.case)
     total = planner.accounting.likely_total_bytes
     total = total or (round((told + (has or 0) + BESIDE_BYTES) / planner.utilization) if told else None)
-    if not planner.utilization_known or not total or not needed or has is None or most <= planner.utilization:
+    if not planner.utilization_known or not total or not needed or has is None:
         return None
-    pool = has + round((most - planner.utilization) * total)
-    if pool >= needed or pool < 2 * has:
-        return None  # the share alone is enough, or hardly anything
-    part = math.floor(pool / needed * 97) / 100
-    facts = {"share": f"{most:g}", "total": gib(total), "pool": gib(pool), "needed": gib(needed)}
-    length = {"max_model_len": max(int(wanted * part) // 256 * 256, 256)} if wanted else {}
-    flags = {"gpu_memory_utilization": most, "enforce_eager": True, **length}
-    steps = () if wanted else (f"and lower --max-model-len to {part:g} of what it is now",)
-    trades = "requests longer than this are refused; slower decoding"
-    return planner.plan_change("max_model_len", flags, reason("share_and_length", facts), steps=steps, trades=trades)
+    trades, eager = "requests longer than this are refused", {"enforce_eager": True}
+    for share in (step / 100 for step in range(round(most * 100), round(planner.utilization * 100), -1)):
+        pool = has + round((share - planner.utilization) * total)
+        if pool >= needed or pool < 2 * has:
+            return None  # the share alone is enough, or hardly anything
+        part = math.floor(pool / needed * 97) / 100
+        facts = {"share": f"{share:g}", "total": gib(total), "pool": gib(pool), "needed": gib(needed)}
+        flags = {"gpu_memory_utilization": share}
+        flags |= {"max_model_len": max(int(wanted * part) // 256 * 256, 256)} if wanted else {}
+        if planner.failed_plan is None:
+            steps = () if wanted else (f"and lower --max-model-len to {part:g} of what it is now",)
+            slower = f"{trades}; slower decoding"
+            why = reason("share_and_length", facts)
+            return planner.plan_change("max_model_len", flags | eager, why, steps=steps, trades=slower)
+        fix = planner.plan_change("max_model_len", flags, reason("share_and_shorter_length", facts), trades=trades)
+        if fix is not None and fix.plan is not None and fix.plan.verdict == "fits":
+            return fix
+    return None
 
 
 def checked_len(case: Case) -> int:
