@@ -64,9 +64,9 @@ def test_a_length_of_little_use_is_joined_by_a_larger_share_of_a_known_card():
     """The log's pool, and what the card has above the share in force, hold three times the length."""
     log = (
         "ValueError: To serve at least one request with the models's max seq len (32768), (8.00 GiB KV cache is "
-        "needed, which is larger than the available KV cache memory (0.62 GiB). Based on the available memory, the estimated "
-        "maximum model length is 2528. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
-        "initializing the engine.\n"
+        "needed, which is larger than the available KV cache memory (0.62 GiB). Based on the available memory, the "
+        "estimated maximum model length is 2528. Try increasing `gpu_memory_utilization` or decreasing "
+        "`max_model_len` when initializing the engine.\n"
     )
     command = "vllm serve Qwen/Qwen2.5-32B-Instruct-AWQ --max-model-len 32768 --gpu-memory-utilization 0.85"
     fix = first(log, command).fixes[0]
