@@ -1,15 +1,23 @@
 """`legroom explain`: tells, lists, searches, and says what is nearest."""
 
 import json
+import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import legroom
 from legroom.cli.main import main
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.drawing.terminal import Style
 from legroom.explain.catalog_entries import best_entry, bundled, search
 from legroom.render.explain_text import explain_text
+from legroom.units import GIB
+
+ENTRY = Path(legroom.__file__).parent / "catalog/entries/LR103.json"
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +177,19 @@ def test_of_entries_that_share_a_label_the_messages_choose():
     assert best_entry("profiling_activation_peak", frozenset({"torch_oom"}), "LR301").id == "LR301"
     assert best_entry("gpu_shared_or_not_free", frozenset({"profiling_error"}), "LR103").id == "LR205"
     assert best_entry("host_ram_oom", frozenset(), "LR501").id == "LR501"
+
+
+def test_the_flag_beside_a_neighbour_follows_from_its_example_and_is_what_diagnose_says():
+    entry = json.loads(ENTRY.read_text())
+    figures = entry["example"]["figures"]
+    free, total = figures["free_bytes"]["value"], int(figures["free_bytes"]["formula"].split()[0])
+    ratio = f"{math.floor((free - GIB // 2) / total * 100) / 100:.2f}"
+    beside = next(way for way in entry["workarounds"] if way["kind"] == "lower_util")
+    for language, formula in (("en", "(free - 0.5 GiB) / total"), ("zh", "(空闲 - 0.5 GiB) / 总量")):
+        assert re.search(r"--gpu-memory-utilization ([\d.]+)", beside["how"][language])[1] == ratio
+        assert ratio in entry["example"]["text"][language]
+        texts = (beside["action"], entry["story"]["arithmetic"], entry["dead_ends"][0]["why_fails"])
+        assert all(formula in text[language] for text in texts)
+    line = f"ValueError: Free memory on device cuda:0 ({free / GIB:.2f}/{total / GIB:.2f} GiB) on startup is less than "
+    line += "desired GPU memory utilization (0.92, 22.07 GiB)."
+    assert read_log([line.encode()]).runs[0].findings[0].fixes[0].flags == {"gpu_memory_utilization": float(ratio)}

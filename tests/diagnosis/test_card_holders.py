@@ -6,6 +6,7 @@ import pytest
 
 from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.render.translation import in_language
 
 CHECK = (
     "ValueError: Free memory on device cuda:0 ({}/23.65 GiB) on startup is less than desired GPU memory utilization "
@@ -91,3 +92,27 @@ def test_a_release_that_worked_comes_second_where_the_message_counts() -> None:
 def test_a_distilled_model_is_not_the_one_that_taught_it() -> None:
     text = "vLLM runs out of memory when loading DeepSeek R1 Distill Qwen 32B on an L4."
     assert read_log([text.encode()]).runs[0].case.startup.args.model != "DeepSeek-R1"
+
+
+BESIDE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB. GPU 0 has a total capacity of {} GiB of "
+    "which 288.31 MiB is free. Including non-PyTorch memory, this process has {} GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "is_desktop"),
+    [(23.57, 21.90, True), (23.57, 18.0, False), (22.03, 20.36, False)],
+)
+def test_the_desktop_is_the_usual_holder_of_a_little_on_a_card_with_a_screen(total, own, is_desktop) -> None:
+    text = "Capturing CUDA graphs\n" + BESIDE.format(total, own)
+    fixes = read_log([text.encode()]).runs[0].findings[0].fixes
+    fix = next(fix for fix in fixes if fix.kind == "free_gpu_or_kill_orphans")
+    assert ("usually the desktop (screen, browser)" in fix.why) == is_desktop
+    assert any("CUDA_VISIBLE_DEVICES=N" in step for step in fix.steps) != is_desktop
+    assert "orphaned worker" in fix.why
+
+
+def test_who_holds_the_card_is_said_in_chinese_without_a_rest() -> None:
+    why = read_log([f"Capturing CUDA graphs\n{BESIDE.format(23.57, 21.9)}".encode()]).runs[0].findings[0].why
+    assert "（未列出名称；本进程 21.90 GiB）" in in_language(why, "zh")

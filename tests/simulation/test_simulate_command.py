@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from legroom.cli.main import main
+from legroom.live.thresholds import Thresholds
+from legroom.simulation.replay_outcome import LONG_QUEUE_S
 
 
 @pytest.fixture
@@ -220,3 +223,14 @@ def test_a_load_that_ends_before_the_server_is_full_is_not_said_to_prove_much(
     load = ["simulate", "--synthetic", "uniform rate=2 prompt=60 output=300 requests=12", "--blocks", "260"]
     assert main([*load, "--step-ms", "100"]) == 0
     assert "If it went on at this rate, the server would fall behind." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_long_queue_is_waiting_and_a_rate_is_told_with_its_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["simulate", "--synthetic", "uniform users=2 think=1 prompt=32000 output=30 requests=40", "--blocks", "9000"]
+    assert main([*load, "--step-ms", "1000", "--max-num-batched-tokens", "2048", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == "holds_with_waiting"
+    assert Thresholds().queue_wait_s == LONG_QUEUE_S
+    main([*load, "--step-ms", "1000", "--max-num-batched-tokens", "2048"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"the first token takes [\d.]+ s \(p50\); after it each of 2 users gets 1 tokens a second", said)

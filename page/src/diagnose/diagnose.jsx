@@ -232,6 +232,12 @@ const privacy = engine.edition === "static" ? "diagnose.private_static" : SERVED
 
 const inGib = (bytes) => (bytes ? `${Number((bytes / 2 ** 30).toFixed(4))}GiB` : null);
 
+// What others hold of the card: of an allocation that failed, or by the check of free memory at the start.
+function usedByOthers({ findings, ledger, memory: { gpu_total_bytes: total, free_at_start_bytes: free } = {} }) {
+  const atStart = findings?.[0]?.cause === "gpu_shared_or_not_free" && total && free ? total - free : null;
+  return ledger?.seen?.other_processes_bytes ?? atStart;
+}
+
 // What failed, as a setup of Plan: on the card of the user or of the log, with the total that the log prints.
 // The release is said, too, where it is not the newest one for want of any other.
 function failedSetup(answer, hints, newest) {
@@ -241,7 +247,7 @@ function failedSetup(answer, hints, newest) {
   const [card, total] = [hints.gpu || gpu, inGib(printed)];
   if (!model || !(card || total)) return null;
   const given = Object.entries(args).filter(([name, value]) => name !== "env" && value !== null && value !== "");
-  const machine = { gpu: card || total, gpu_memory: card ? total : null, host_memory: inGib(host_limit_bytes) };
+  const machine = { gpu: card || total, gpu_memory: card ? total : null, gpu_used: inGib(usedByOthers(answer)), host_memory: inGib(host_limit_bytes) };
   const vllm = release_from === "assumed" && release === newest ? null : (release ?? null);
   return { ...EMPTY, ...machine, gpus: Number(hints.gpus) || null, model, vllm, env: {}, flags: Object.fromEntries(given) };
 }

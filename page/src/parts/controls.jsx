@@ -142,13 +142,14 @@ export function problemWith(error, name, field) {
 }
 
 // A line of text, or several `rows`; `onInput` follows every letter, `onChange` waits until the field is left.
-export function TextField({ label, onReset, problem, ...input }) {
+export function TextField({ label, onReset, problem, hint, ...input }) {
   const id = useId();
   const told = (tell) => tell && ((event) => tell(event.target.value));
   const Written = input.rows ? "textarea" : "input";
   return (
     <Field {...{ id, label, onReset, problem }}>
       <Written {...input} {...wrong(id, problem)} id={id} type={input.rows ? undefined : "text"} onInput={told(input.onInput)} onChange={told(input.onChange)} />
+      {hint && <p class="hint">{hint}</p>}
     </Field>
   );
 }
@@ -164,7 +165,7 @@ export function NumberField({ label, value, onChange, placeholder, kind = "numbe
 }
 
 // A size by the name of its field: a plain number is GiB, and stays so in sight.
-export function SizeField({ name, value, problem, placeholder, onChange }) {
+export function SizeField({ name, value, problem, placeholder, hint, onChange }) {
   const t = useText();
   return (
     <TextField
@@ -172,6 +173,7 @@ export function SizeField({ name, value, problem, placeholder, onChange }) {
       problem={sizeFault(t, name, value) || problem}
       value={value ?? ""}
       placeholder={placeholder}
+      hint={hint}
       onChange={(text) => onChange(withUnit(text) || null)}
     />
   );

@@ -131,10 +131,7 @@ function Unread({ parts }) {
 function Chosen({ setup }) {
   const t = useText();
   if (setup.before || !setup.found?.length) return null;
-  // The length that was wished for is typed, not chosen.
-  const isChosen = (name) => name !== "max_model_len" || setup.flags[name] !== setup.want_context;
-  const names = setup.found.filter(isChosen).map((name) => `--${name.replaceAll("_", "-")}`);
-  if (!names.length) return null;
+  const names = setup.found.map((name) => `--${name.replaceAll("_", "-")}`);
   return <Status kind="note">{t("wish.chosen", { names: names.join(", ") })}</Status>;
 }
 

@@ -261,12 +261,13 @@ export const readCommand = async (command) =>
 function Machine({ setup, onChange, lists, error }) {
   const t = useText();
   const offered = cardsOffered(error);
-  const size = (name, placeholder) => (
+  const size = (name, placeholder, hint) => (
     <SizeField
       name={name}
       value={setup[name]}
       problem={problemWith(error, `--${name.replace("_", "-")}`)}
       placeholder={placeholder}
+      hint={hint}
       onChange={(text) => onChange({ ...setup, [name]: text })}
     />
   );
@@ -293,7 +294,7 @@ function Machine({ setup, onChange, lists, error }) {
       {offered && (
         <Button kind="small" onClick={() => onChange({ ...setup, ...offered, gpu_memory: null })}>{t("gpu.take", offered)}</Button>
       )}
-      {size("gpu_used", "0, 2GiB")}
+      {size("gpu_used", "0, 2GiB", t("gpu_used.hint"))}
       <ReleaseField
         value={setup.vllm}
         releases={lists.releases}

@@ -150,6 +150,7 @@ function Found({ answer, onTake, onKeep, onOne }) {
             {search.alternatives.map((other, index) => (
               <li key={other.command.join(" ")}>
                 <button type="button" class="button wide small" onClick={() => onTake(other, answer)}>
+                  <strong>{other.command[2]}</strong>{" "}
                   <code><ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} /></code>
                 </button>
                 <p class="hint">{words.alternatives[index].text} · {words.alternatives[index].gives_up}</p>

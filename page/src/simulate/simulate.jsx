@@ -158,15 +158,23 @@ export function SimulateArea({ params, active }) {
     setState({ busy: false, error: null });
   };
   const isChanged = runs.length > 0 && JSON.stringify(requestFor(load, setup, trace.text)) !== runs.at(-1).asked;
-  // The sentences come from the engine: another language asks again.
-  const spoken = useRef(t.language);
+  // The sentences come from the engine: another language asks again, also for a run that was under way as it changed.
   useEffect(() => {
-    if (spoken.current === t.language) return;
-    spoken.current = t.language;
-    const again = ({ request, ...kept }) =>
-      engine.call("simulate", { ...request, language: t.language }).then((answer) => ({ ...kept, request, answer }));
-    Promise.all(runs.map(again)).then(setRuns, () => setRuns([]));
-  }, [t.language]);
+    if (runs.every(({ request }) => request.language === t.language)) return;
+    const mine = (abort.current = new AbortController());
+    setState({ busy: true, error: null });
+    const again = (run) => {
+      const request = { ...run.request, language: t.language };
+      return engine.call("simulate", request, mine.signal).then((answer) => ({ ...run, request, answer }));
+    };
+    const shown = (now) => {
+      if (mine.signal.aborted) return;
+      setRuns(now);
+      setState({ busy: false, error: null });
+    };
+    Promise.all(runs.map(again)).then(shown, () => shown([]));
+    return () => mine.abort();
+  }, [t.language, runs]);
   const preset = (name) => {
     const { prompt_tokens, output_tokens } = PRESETS[name];
     const byUsers = load.load === "users" && name !== "batch";

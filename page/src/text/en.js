@@ -55,6 +55,7 @@ export const en = {
   gpu_memory: "GPU memory, GiB",
   host_memory: "Host memory limit, GiB",
   gpu_used: "In use, GiB",
+  "gpu_used.hint": "a desktop takes about 1.2 GiB; nvidia-smi shows it",
   "field.set": "“{name}”: {value}",
   "field.named": "“{name}”",
   "field.and": ", ",

@@ -54,6 +54,7 @@ export const zh = {
   gpu_memory: "单卡显存，GiB",
   host_memory: "主机内存上限，GiB",
   gpu_used: "已占用，GiB",
+  "gpu_used.hint": "桌面约占 1.2 GiB；nvidia-smi 可查看",
   "field.set": "“{name}”：{value}",
   "field.named": "“{name}”",
   "field.and": "，",

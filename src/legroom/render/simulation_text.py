@@ -79,9 +79,9 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
         words[0] = f"on each of {engines} data-parallel engines {words[0]}"
     if timeline.clocks and tally.finished:
         wait_s, users = percentile(timeline.seconds["first_token_s"], 0.5), timeline.trace.users
-        rate = f"{1 / (load.time_per_token_p50 or inf):,.0f} tokens a second"
-        who = f"each of {users.count:,.0f} users gets {rate}; " if users else ""
-        words.append(f"{who}the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
+        words.append(f"the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
+        rate = f"{1 / (load.time_per_token_p50 or inf):,.0f} tokens a second (p50)"
+        words += [f"after it each of {users.count:,.0f} users gets {rate}"] if users else []
     if load.sustained is False:
         words.insert(0, "as long as this load lasts, and not if it went on")
     if load.slowest and not load.slowest[1]:

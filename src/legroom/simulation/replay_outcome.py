@@ -90,6 +90,7 @@ NO_GOAL = Goal()
 Verdict = Literal["holds", "holds_with_waiting", "serves_late", "misses_limits", "falls_behind", "turns_away"]
 LATE_S = 30
 """Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
+LONG_QUEUE_S = 10.0  # A longer wait is a backlog for the detectors and alerts, too.
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ class LoadVerdict:
 
 def load_verdict(timeline: Timeline, goal: Goal = NO_GOAL) -> LoadVerdict:
     """`falls_behind` if waits keep growing, `turns_away` if over 1 % are rejected, `misses_limits` if the goal is not
-    met, `serves_late` if the median first token takes over 30 s, `holds_with_waiting` if requests queue or are
-    preempted, otherwise `holds`."""
+    met, `serves_late` if the median first token takes over 30 s, `holds_with_waiting` if requests queue (over
+    10 s, or longer than their prompts take) or are preempted, otherwise `holds`."""
     outcome = outcome_of({}, [timeline], goal)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
     starts = timeline.clocks.sched_s if timeline.clocks else timeline.first_sched_steps
@@ -141,7 +142,7 @@ def load_verdict(timeline: Timeline, goal: Goal = NO_GOAL) -> LoadVerdict:
         verdict = "misses_limits"
     elif timeline.clocks and percentile(timeline.seconds["first_token_s"], 0.5) > LATE_S:
         verdict = "serves_late"
-    elif waits or outcome.preemptions:
+    elif waits or outcome.preemptions or (timeline.clocks and queued > LONG_QUEUE_S):
         verdict = "holds_with_waiting"
     lasted = max(arrivals) - min(arrivals)
     offered = (len(arrivals) - 1) / lasted if lasted else float(len(arrivals))

@@ -327,3 +327,16 @@ def test_models_keeps_an_emptied_card_empty_and_names_its_limits(served, open_pa
     page.keyboard.press("Tab")
     assert card.input_value() == ""
     assert "Which card?" in page.inner_text(".models-area .note")
+
+
+def test_a_replay_that_is_under_way_as_the_language_changes_is_told_in_the_new_one(served, open_page):
+    page = open_page(f"{served.url}#/simulate?{SMALL}")
+    held = []
+    page.route("**/api/simulate", lambda route: held.append(route) if not held else route.continue_())
+    page.locator(".load .button.primary").click()
+    while not held:
+        page.wait_for_timeout(50)
+    page.get_by_role("button", name="中文").click()
+    held[0].continue_()
+    wait_until(page, "document.querySelector('.verdict .headline')?.innerText.includes('个请求中完成')")
+    assert "抢占" in page.inner_text(".totals")

@@ -326,3 +326,18 @@ def test_another_release_says_that_the_measurement_is_lost_and_leads_back(
     wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('0.11.0')")
     wait_until(page, "document.querySelector('.legend-row.part-kv .figure').innerText === '1.91 GiB'")
     assert lost.count() == 0
+
+
+def test_what_others_hold_of_the_card_travels_to_plan(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.locator(".drop textarea").fill(
+        "vllm serve Qwen/Qwen3-14B --max-model-len 32768 --gpu-memory-utilization 0.95\nCapturing CUDA graphs\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB. GPU 0 has a total capacity of 23.57 "
+        "GiB of which 288.31 MiB is free. Including non-PyTorch memory, this process has 21.90 GiB memory in use."
+    )
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    page.get_by_role("link", name="Open this server in Plan").click()
+    wait_until(page, "location.hash.includes('gpu_used=1.38')")
+    assert page.get_by_label("In use").first.input_value().startswith("1.38")
+    assert "a desktop takes about 1.2 GiB" in page.inner_text(".machine")

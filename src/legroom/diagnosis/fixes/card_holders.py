@@ -9,6 +9,8 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, known_fix, reason
 from legroom.diagnosis.fixes.failed_server import FailedServer
 from legroom.facts import read_data
+from legroom.facts.gpus import all_gpus
+from legroom.memory.overhead import desktop_bytes
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
@@ -134,7 +136,8 @@ def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
     # Two equal small shares or more are contexts, as one program's stages have.
     small = [size for size in planner.case.oom.others_bytes if size < GIB // 2] if planner.case.oom is not None else []
     own = known_fix("own_stages").steps if any(small.count(size) >= _SIBLINGS for size in small) else ()
-    steps = [*own, *programs, holders, *known_fix("free_gpu").steps]
+    free_it = known_fix("free_desktop" if _is_desktop_usual(planner) else "free_gpu")
+    steps = [*own, *programs, holders, *free_it.steps]
     steps[-3:-3] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
     share = less.flags.get("gpu_memory_utilization") if less else None
     if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
@@ -150,5 +153,14 @@ def free_gpu_fix(planner: FailedServer, less: Fix | None) -> Fix:
     is_listed = platform != "CUDA" or planner.case.has("neighbour_told", *_VIEWS, "memory_held_told", "stages_told")
     if planner.case.platform.unified or platform == "XPU" or (planner.total_bytes is None and not is_listed):
         steps += known_fix("page_cache_is_counted").steps
-    free_it = replace(known_fix("free_gpu"), steps=tuple(steps))
-    return replace(free_it, why=reason("program_beside")) if programs else free_it
+    return replace(free_it, why=reason("program_beside") if programs else free_it.why, steps=tuple(steps))
+
+
+def _is_desktop_usual(planner: FailedServer) -> bool:
+    """Whether others hold as much as a desktop does (a quarter to twice the usual), on a card that drives a screen."""
+    card, total = planner.known.gpu, planner.total_bytes or 0
+    cards = [card] if card and card.source != "given by size" else [c for c in all_gpus() if "GeForce" in c.name]
+    fitting = (c for c in cards if c is card or c.total_low_bytes <= total <= c.total_high_bytes)
+    usual = max(map(desktop_bytes, fitting), default=0)
+    held = planner.case.ledger.other_processes_bytes or planner.case.other_processes_bytes or 0
+    return usual // 4 <= held <= 2 * usual and held > 0
