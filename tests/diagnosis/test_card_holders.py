@@ -101,8 +101,7 @@ BESIDE = (
 
 
 @pytest.mark.parametrize(
-    ("total", "own", "is_desktop"),
-    [(23.57, 21.90, True), (23.57, 18.0, False), (22.03, 20.36, False)],
+    ("total", "own", "is_desktop"), [(23.57, 21.90, True), (23.57, 18.0, False), (22.03, 20.36, False)]
 )
 def test_the_desktop_is_the_usual_holder_of_a_little_on_a_card_with_a_screen(total, own, is_desktop) -> None:
     text = "Capturing CUDA graphs\n" + BESIDE.format(total, own)
