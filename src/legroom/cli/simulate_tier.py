@@ -26,8 +26,7 @@ _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_
 _TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=[\w.]+(/s)?)*)")
 _COUNTED = ("blocks_per_chunk", "store_threshold", "max_tracker_size")
 _WORTH_PROCESSES = 200  # Traces with fewer requests are replayed in this process: starting workers takes longer.
-_PAGE_BYTES = 4096
-"""vLLM rounds a chunk up to whole pages of memory (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32)."""
+_PAGE_BYTES = 4096  # vLLM rounds a chunk up to whole pages (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32).
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal: Goal) -> int:

@@ -463,7 +463,7 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & engine_files("V0"):
         generation = "V0"
-    frames = " ".join(item.text for item in evidence if item.role == "frame")
+    frames = " ".join(item.text for item in evidence if item.role == "frame" or "vllm/worker/" in item.text)
     if not generation and ("vllm/v1/" in frames or any(path in frames for path in _V0_PATHS)):
         generation = "V1" if "vllm/v1/" in frames else "V0"
     if not generation and any(item.id == "model_executed" for item in evidence):

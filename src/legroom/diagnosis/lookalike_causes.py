@@ -23,13 +23,14 @@ _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")  # vLLM by name, or a flag of it.
 _PORTS = ("engine_vllm_cpp", "engine_nano_vllm", "engine_vllm_rs")
 """Programs of their own with vLLM in the name, which take some of its flags."""
-_NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm")
+_NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm(?![^\n]{0,20}\bok\b)")  # not where a table says that it works
 _LEVEL_CHARS = 160  # The logger's level stands within this many characters of a line.
 
 
 def other_engine(case: Case) -> Evidence | None:
     """The line that shows another engine (SGLang, llama.cpp ...), where nothing in the text is vLLM's; else None."""
     is_named = case.has("vllm_named", *_OF_VLLM) or any("vllm" in item.text.lower() for item in case.evidence)
+    is_named = is_named or bool(case.engine.generation) or (case.has("engine_pytorch") and case.tells(_NAMES_VLLM))
     with_rollouts = any(prose("rollouts").search(item.text) for item in case.all("trainer"))
     beside = ["engine_trainer", "engine_llm_compressor"] if is_named or with_rollouts or case.has("story_told") else []
     if case.first_failure is not None and case.first_failure.role == "failure":
@@ -54,7 +55,10 @@ def other_engine(case: Case) -> Evidence | None:
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
     """(non-memory failure, its line) that comes first, errors before warnings; None without, or of another cause."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
+    has_failed = any(item.role in (*FAILING, "exception", "symptom") for item in case.evidence)
     for number, kind in enumerate(lookalikes()):
+        if has_failed and kind.id.startswith("asks_"):
+            continue  # what fails outweighs what is asked
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
         if not items:
             continue
@@ -141,8 +145,6 @@ def is_informational(evidence: Evidence) -> bool:
 
 def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     """How strongly the line shows the look-alike, lowered where the log shows a real shortage or the run went on."""
-    if kind.id.startswith("asks_") and any(item.role in (*FAILING, "exception", "symptom") for item in case.evidence):
-        return Strength.NONE  # what fails outweighs what is asked
     if case.has("nccl_oom"):
         return Strength.FAINT
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):

@@ -143,8 +143,7 @@ def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:
 Manifest = Mapping[str, Any]
 _SINGLE_CHANGE_SEARCH_S = 0.03
 """Leaves 20 of the promised 50 ms for the plan and the transport; one single change takes 10 ms to try."""
-_PLANS_PER_MEMO_RESET = 200
-"""Bounds what planning memoizes: 205 MiB in all after 400 different objects (bench/gate.py)."""
+_PLANS_PER_MEMO_RESET = 200  # Bounds what planning memoizes: 205 MiB after 400 different objects (bench/gate.py).
 _WARM_UP_PODS = (
     ("Qwen/Qwen3-8B", "NVIDIA-H100-80GB-HBM3"),
     ("Qwen/Qwen3-8B", "NVIDIA-L4"),

@@ -17,8 +17,7 @@ from legroom.records import dataclass, field
 READ_INTERVAL_S = 5.0
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _COMMON_POOL = (0, 0)
-_PACE = 2000.0
-"""Pause between two listings of the segments, as a multiple of the time one takes: 3 ms give six seconds."""
+_PACE = 2000.0  # Pause between two listings of the segments, as a multiple of the time one takes: 3 ms give 6 s.
 _STATES: dict[str, BlockState] = {"active_allocated": "allocated", "inactive": "free"}
 """PyTorch's names; a block that waits for a stream has one of several other names."""
 

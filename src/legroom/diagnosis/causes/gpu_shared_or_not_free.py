@@ -234,6 +234,8 @@ _KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
 def _assess_described_neighbour(case: Case) -> Assessment | None:
     """Assesses other processes on the card, or a dead server's memory, of which the text tells; None without them."""
     kept = case.first("not_released_told")
+    if (leaving := case.first("releasing_told")) is not None and not case.has_site_frame:
+        return Assessment(Strength.NAMED, proof(leaving, case.first_failure), reason("server_before_still_ends"))
     told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     shares, holder = stated_utilizations(case), card_holders.described_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
@@ -334,7 +336,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_old = engine.is_styled_before_0_9_2 or bool(engine.before_brackets)  # no bracket before the file name
     is_old = known.release.before("0.9.1") if known.release_known else is_old
     newer = known_fix("own_memory_only") if is_old else None
-    yield card_holders.idle_card_fix(planner)
+    yield known_fix("start_again") if case.has("releasing_told") else card_holders.idle_card_fix(planner)
     if is_of_siblings := case.has("siblings_told") and case.is_oom:
         free_it = known_fix("card_for_each_part")
         yield free_it

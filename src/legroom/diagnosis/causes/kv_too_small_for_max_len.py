@@ -36,7 +36,7 @@ def examine(case: Case) -> Assessment | None:
     why, tokens = _explanation(case), case.startup.args.max_num_batched_tokens or 0
     if tokens > LARGEST_DEFAULT_TOKENS and case.startup.args.num_gpu_blocks_override is None:
         why += f" The profile run of {tokens:,} tokens a step takes a large part of the budget: fewer leave more of it."
-    return Assessment(Strength.NAMED, proof(error, estimate), why)
+    return Assessment(Strength.LIKELY if case.has("releasing_told") else Strength.NAMED, proof(error, estimate), why)
 
 
 def _assess_unprinted_check(case: Case) -> Assessment | None:
@@ -224,12 +224,11 @@ def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short_bytes: int
     for lever in ("raise utilization", "smaller batches", "fewer sequences"):
         yield planner.pull_lever(lever, why)
     yield planner.pull_combined_levers("raise_util", why, keep=("max_model_len",))
-    yield _larger_share_and_shorter_len(planner) if planner.failed_plan is not None else None
     if planner.failed_plan is None and short_bytes:
         yield planner.raise_utilization(short_bytes, why)
         yield savings_fix(planner, short_bytes)
         yield smaller_weights_fix(planner)
-        yield _larger_share_and_shorter_len(planner)
+    yield _larger_share_and_shorter_len(planner)
     yield planner.pull_lever("more GPUs", why)
     if is_4_bit(planner):
         hardware = other_hardware(planner)  # the weights leave no room, and no smaller copy of them exists
@@ -255,8 +254,7 @@ def _larger_share_and_shorter_len(planner: FixPlanner) -> Fix | None:
         flags |= {"max_model_len": max(int(wanted * part) // 256 * 256, 256)} if wanted else {}
         if planner.failed_plan is None:
             steps = () if wanted else (f"and lower --max-model-len to {part:g} of what it is now",)
-            slower = f"{trades}; slower decoding"
-            why = reason("share_and_length", facts)
+            why, slower = reason("share_and_length", facts), f"{trades}; slower decoding"
             return planner.plan_change("max_model_len", flags | eager, why, steps=steps, trades=slower)
         fix = planner.plan_change("max_model_len", flags, reason("share_and_shorter_length", facts), trades=trades)
         if fix is not None and fix.plan is not None and fix.plan.verdict == "fits":

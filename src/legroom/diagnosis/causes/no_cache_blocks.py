@@ -24,6 +24,7 @@ from legroom.diagnosis.fixes.step_savings import (
     smaller_step_tokens,
     without_draft,
 )
+from legroom.diagnosis.pasted_command import prose
 from legroom.facts.releases import first_release, release
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
@@ -299,6 +300,9 @@ def _larger_cpu_utilization_fix(planner: FixPlanner, failed_check: Evidence) -> 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     """Fix: the utilization raised by the missing bytes, to 0.95 where these are unknown; None without room for it."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
+    told = planner.case.first("no_cache_blocks")
+    if told is not None and told.is_told and planner.utilization_known and prose("smaller_share").search(told.text):
+        return None  # with the share of the command it starts
     if pool == 0:
         why = "A pool below zero is printed as 0: how much is missing is not known."
         is_low = planner.utilization_known and planner.utilization < MAX_UTILIZATION - 0.1

@@ -16,13 +16,11 @@ from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
-_VIEWS = ("wsl", "container_told")
-"""Where the list of processes inside does not show who holds the card: what shows it."""
+_VIEWS = ("wsl", "container_told")  # Where the process list inside does not show who holds the card: what shows it.
 SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _SIZE = re.compile(r"(?i)(\d+(?:\.\d+)?) ?([GM])(?:i?B)?\b")
-_SIBLINGS = 2
-"""So many CUDA contexts of the same size to the byte that is printed are of one program's processes."""
+_SIBLINGS = 2  # So many CUDA contexts of the same size to the byte that is printed are of one program's processes.
 _USABLE_PART = 5  # A budget below a fifth of the wanted one hardly holds the model that the wanted one was for.
 UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""

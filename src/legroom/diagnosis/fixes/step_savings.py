@@ -120,12 +120,13 @@ def savings_fix(planner: FixPlanner, missing_bytes: int) -> Fix | None:
     steps: tuple[str, ...] = () if is_known else known_fix("what_decides").steps
     if not planner.utilization_known:
         steps = (_utilization_rule(planner, missing_bytes), *steps)
+    short = ("with a --max-model-len as short as your requests: the pool will be small",)
+    steps = (*short, *steps) if planner.known.args.max_model_len is None else steps
     fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
     if fix is not None or planner.failed_plan is None:
         return fix
     # The pool is measured, and what the plan adds to it is not: it misses by less than that.
-    steps = ("with a --max-model-len as short as your requests: the pool will be small",)
-    return Fix("raise_util", why, flags, steps=steps, trades=trades, is_unplanned=True)
+    return Fix("raise_util", why, flags, steps=short, trades=trades, is_unplanned=True)
 
 
 def _utilization_rule(planner: FixPlanner, missing_bytes: int) -> str:
